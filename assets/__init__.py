@@ -1,0 +1,1 @@
+"""What Dagster materialises: a module a group of assets."""

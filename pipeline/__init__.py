@@ -1,0 +1,1 @@
+"""What runs, when and where: definitions, jobs, schedules, sensors and the command line."""

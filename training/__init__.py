@@ -1,0 +1,1 @@
+"""The packed, sequence-parallel DPO trainer and everything it needs; works without Dagster."""

@@ -1,0 +1,1 @@
+"""From preference files to shards, plans and packs; no torch here."""

@@ -1,0 +1,1 @@
+"""Devices, meshes and what is exchanged between ranks."""
