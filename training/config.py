@@ -65,6 +65,13 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass."""
 
 
+REFERENCE_FREE = frozenset({"simpo", "orpo"})
+SMOOTHED = frozenset({"sigmoid", "sigmoid_norm", "robust", "exo_pair"})
+OTHER_LOSSES = frozenset({"ipo", "hinge", "apo_zero", "apo_down", "sppo_hard", "nca_pair", "discopop"})
+LOSS_NAMES = tuple(sorted(REFERENCE_FREE | SMOOTHED | OTHER_LOSSES))
+"""The losses of `training.loss`: those without a reference, those that read `label_smoothing`, and the rest."""
+
+
 class ObjectiveConfig(Section):
     """What a step minimises."""
 
@@ -72,10 +79,30 @@ class ObjectiveConfig(Section):
     """Weighted combination of losses by name."""
     beta: Annotated[float, Field(gt=0)] = 0.1
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of labels that the losses which know of it take to be flipped."""
     sft_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the negative log-likelihood of the chosen side (RPO)."""
+    """Weight of the chosen side's negative log-likelihood per token (RPO)."""
+    simpo_margin: Annotated[float, Field(ge=0)] = 0.5
+    """Margin by which SimPO wants the chosen side ahead."""
     reference: Literal["stored", "none"] = "stored"
-    """`stored` scores are computed once per dataset and model; `none` is for reference-free losses."""
+    """`stored` scores are computed once per dataset and model; `none` counts the reference as 0 everywhere."""
+
+    @property
+    def reads_reference(self) -> bool:
+        """Whether any loss compares with a reference, so that one has to be scored."""
+        return self.reference == "stored" and not REFERENCE_FREE.issuperset(self.losses)
+
+    @model_validator(mode="after")
+    def _losses_are_known(self) -> ObjectiveConfig:
+        unknown = sorted(set(self.losses) - set(LOSS_NAMES))
+        if unknown or not self.losses:
+            raise ValueError(f"losses names {unknown or 'nothing'}; choose from {', '.join(LOSS_NAMES)}")
+        if self.label_smoothing and not SMOOTHED & set(self.losses):
+            raise ValueError(
+                f"label_smoothing = {self.label_smoothing} is read by {', '.join(sorted(SMOOTHED))}, and losses names "
+                f"{', '.join(self.losses)}; set it to 0"
+            )
+        return self
 
 
 class OptimizerConfig(Section):
@@ -197,7 +224,7 @@ class SourceConfig(Section):
     map: dict[str, str] = {}
     """Wanted column = the column's name in the files."""
     day: str | None = None
-    """Day (YYYY-MM-DD) at which a source without dated drops lands."""
+    """Day (YYYY-MM-DD) at which a source without dated drops lands; the first day of one whose files hold `{drop}`."""
     licence: str | None = None
 
 
@@ -220,6 +247,15 @@ class LimitsConfig(Section):
     """Largest share of a source's rows that may be quarantined before its check fails."""
 
 
+class WeeklyConfig(Section):
+    """What the weekly training runs of the Dagster project learn from."""
+
+    weeks: Positive | None = None
+    """How many weeks of drops, the run's own included; all since the first drop when not given."""
+    completeness: Literal["require_all", "allow_missing"] = "require_all"
+    """Whether a drop that exists but is not prepared fails the plan, or is left out and recorded."""
+
+
 class ProjectConfig(RunConfig):
     """`pairledger.toml`: a run's sections with the store, sources, tokenizer and limits."""
 
@@ -227,6 +263,7 @@ class ProjectConfig(RunConfig):
     sources: dict[str, SourceConfig] = {}
     tokenizer: TokenizerConfig = TokenizerConfig()
     limits: LimitsConfig = LimitsConfig()
+    weekly: WeeklyConfig = WeeklyConfig()
 
     def run(self, datasets: tuple[str, ...]) -> RunConfig:
         """The run configuration that trains on these dataset folders."""
