@@ -1,0 +1,182 @@
+"""The policy: a Hugging Face causal language model whose layers attend over packed rows.
+
+What the kernels and the head cannot serve is refused twice. By name, from the configuration and the classes of the
+layers alone, before a weight is read: recurrent, convolutional and linear-attention layers, attention sinks and caps,
+frequencies that follow the longest position (dynamic and longrope RoPE), vision inputs, extra prediction heads. And by
+trial, after loading: the log-probabilities of two tiny pairs in one shared pack must equal those of the model's own
+forward pass over each sequence alone (`training.scores.open_policy`), which catches whatever a name does not tell.
+
+Weights are fp32 whatever the file holds; lower precision is autocast around the forward pass. Dropout is set to 0, and
+said so, because a policy equal to its reference must have a loss of ln 2.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from training.attention import NAME, Packed, register
+from training.config import ModelConfig
+from training.errors import ModelError
+from training.parallel.device import Device
+
+UNSERVED_LAYERS = re.compile(
+    r"Mamba|SSM|Rwkv|Recurrent|Retention|LinearAttention|LightningAttention|DeltaNet|ShortConv|Conv1d|Conv1D(?!$)|Hyena"
+)
+SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
+VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "_attn_implementation"}
+"""Keys of a model's configuration that say nothing of what it computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The language-model head: `cap * tanh(scale * (hidden @ weight.T + bias) / cap)`, without a cap just scaled."""
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: float
+    cap: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A model ready to be trained or scored, and what was changed when it was loaded."""
+
+    module: PreTrainedModel
+    notes: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> Head:
+        """The head's parameters as they are now."""
+        layer = self.module.get_output_embeddings()
+        config = self.module.config
+        scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+        return Head(
+            weight=layer.weight,
+            bias=getattr(layer, "bias", None),
+            scale=scale,
+            cap=getattr(config, "final_logit_softcapping", None),
+        )
+
+    def hidden(self, ids: Tensor, position: Tensor, packed: Packed) -> Tensor:
+        """Hidden rows of a packed row: int64 `[1, T]` twice -> `[T, H]`; the head is not called."""
+        base = self.module.base_model
+        return base(input_ids=ids, position_ids=position, use_cache=False, packed=packed).last_hidden_state[0]
+
+
+def load_model(config: ModelConfig, device: Device) -> Policy:
+    """Load a policy; `training.scores.open_policy` also tries it.
+
+    Raises:
+        ModelError: no such model, weights that are missing or left over, or layers that cannot be served, by class.
+    """
+    settings, notes = inspect(config.path)
+    register()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        config.path,
+        config=settings,
+        dtype=torch.float32,
+        attn_implementation=NAME,
+        local_files_only=True,
+        output_loading_info=True,
+    )
+    module, report = loaded
+    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if report.get(kind):
+            raise ModelError(f"{config.path}: weights do not fit the configuration: {kind} {sorted(report[kind])[:5]}")
+    if config.checkpointing:
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return Policy(module=module.to(device.torch).train(), notes=notes)
+
+
+def inspect(path: str | Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
+    """A model's configuration as it is trained with, and sentences on what was changed; reads no weights.
+
+    Raises:
+        ModelError: names the folder, and the class or setting that cannot be served.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{path}: is no folder of a Hugging Face model (it has no config.json)")
+    if not list(folder.glob("*.safetensors")):
+        raise ModelError(
+            f"{path}: has no *.safetensors; save the model with save_pretrained first (pickles are not read)"
+        )
+    try:
+        config = AutoConfig.from_pretrained(path, local_files_only=True)
+        with torch.device("meta"):
+            skeleton = AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, OSError) as error:
+        raise ModelError(f"{path}: is no causal language model that transformers knows: {error}") from None
+    for sentence in _unserved(config, skeleton):
+        raise ModelError(f"{path}: {type(skeleton).__name__}: {sentence}")
+    return config, tuple(_quiet(config))
+
+
+def _unserved(config: PreTrainedConfig, skeleton: PreTrainedModel) -> Iterator[str]:
+    for name, module in skeleton.named_modules():
+        if UNSERVED_LAYERS.search(type(module).__name__):
+            yield f"layer {name} is a {type(module).__name__}; only attention over spans is served, so no such layer is"
+    types = set(getattr(config, "layer_types", None) or ())
+    if types - SERVED_LAYER_TYPES:
+        yield f"layers of type {', '.join(sorted(types - SERVED_LAYER_TYPES))} are not served"
+    for name in _rope_types(getattr(config, "rope_parameters", None) or {}):
+        if name in ("dynamic", "longrope"):
+            yield f"RoPE of type {name} follows the longest position of a row, so packs would change results"
+    for key, meaning in (
+        ("attn_logit_softcapping", "a cap on attention scores"),
+        ("use_bidirectional_attention", "attention to later tokens"),
+        ("vision_config", "vision inputs"),
+        ("num_nextn_predict_layers", "extra prediction heads"),
+    ):
+        if getattr(config, key, None):
+            yield f"{key} = {meaning}, which is not served"
+    if any(name.endswith("sinks") for name, _ in skeleton.named_parameters()):
+        yield "attention sinks are not served"
+    if not isinstance(skeleton.get_output_embeddings(), torch.nn.Linear):
+        yield f"its head is a {type(skeleton.get_output_embeddings()).__name__}, not one linear layer"
+
+
+def _rope_types(parameters: dict[str, Any]) -> Iterator[str]:
+    for key, value in parameters.items():
+        if isinstance(value, dict):
+            yield from _rope_types(value)
+        elif key in ("rope_type", "type"):
+            yield str(value)
+
+
+def _quiet(config: PreTrainedConfig) -> Iterator[str]:
+    """Set every source of noise to 0."""
+    for name, value in sorted(vars(config).items()):
+        noisy = re.search(r"drop|jitter", name) and isinstance(value, float)
+        if noisy and value > 0:
+            setattr(config, name, 0.0)
+            yield f"{name} {value} was set to 0: log-probabilities need a policy without noise"
+
+
+def fingerprint(path: str | Path) -> str:
+    """Identity of a model folder: its configuration and every tensor's name, type, shape and bytes.
+
+    How the tensors are spread over files does not matter. Reads each file once (about 1 GB/s).
+    """
+    from safetensors import safe_open
+
+    from training.data.fingerprint import fp
+
+    settings = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    tensors: dict[str, str] = {}
+    for file in sorted(Path(path).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():
+                tensor = opened.get_tensor(name).contiguous()
+                data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+                tensors[name] = fp("tensor", str(tensor.dtype), list(tensor.shape), data)
+    return fp("mdl", {k: v for k, v in settings.items() if k not in VOLATILE}, tensors)
