@@ -5,12 +5,15 @@ Dagster stores a NaN as it is (its event is then no JSON), refuses numpy scalars
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 import numpy as np
 import pyarrow as pa
+
+from training.errors import PairLedgerError
 
 EXACT = 2**53
 """Beyond this a JSON number loses digits in the browser."""
@@ -50,3 +53,12 @@ def markdown_table(columns: list[str], rows: list[tuple[Any, ...]]) -> dg.Markdo
 
     lines = [columns, ["---"] * len(columns), *[[cell(value) for value in row] for row in rows]]
     return dg.MetadataValue.md("\n".join("| " + " | ".join(line) + " |" for line in lines))
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Turn a fault that a person can mend into Dagster's own failure: its sentence, no stack, no retry."""
+    try:
+        yield
+    except PairLedgerError as error:
+        raise dg.Failure(description=str(error), allow_retries=False) from None
