@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from blake3 import blake3
@@ -172,14 +172,14 @@ def _tensors(path: Path) -> dict[str, str]:
             begin, end = entry["data_offsets"]
             if start + end > len(data):
                 raise ModelError(f"weight file {path} ends inside tensor {name}; copy or download it again")
-            found[name] = fp("tensor", entry["dtype"], entry["shape"], memoryview(data[start + begin : start + end]))
+            found[name] = fp("tensor", entry["dtype"], entry["shape"], data[start + begin : start + end].data)
     return found
 
 
 def _feed(hasher: blake3, parts: Iterable[Any]) -> blake3:
     for part in parts:
         raw = isinstance(part, bytes | memoryview)
-        data: memoryview[int] = memoryview(part if raw else canonical_json(part))
+        data = memoryview(cast("bytes", part) if raw else canonical_json(part))
         hasher.update((b"b" if raw else b"j") + data.nbytes.to_bytes(8, "little"))
         hasher.update(data)
     return hasher

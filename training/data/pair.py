@@ -41,6 +41,15 @@ REASONS: dict[str, str] = {
     "bad_label": "label names neither answer",
     "bad_score": "score is not a number",
     "too_few": "fewer than two completions",
+    "template_refuses": "chat template refuses the conversation",
+    "template_rewrites": "chat template leaves no border to cut at",
+    "not_one_turn": "text rendering needs one user and one assistant turn",
+    "control_text": "vocabulary cannot write a control token as plain text",
+    "identical_tokens": "both sides become the same tokens",
+    "too_long": "a side is longer than max_tokens",
+    "prompt_too_long": "prompt leaves no room for an answer",
+    "answer_too_long": "answer leaves no room for the prompt",
+    "no_target": "a side has no token to learn",
 }
 """Why a row was not let in: code to sentence. docs/formats.md explains each."""
 
@@ -176,11 +185,14 @@ def split(
     return history, ours, theirs
 
 
+def speaks(message: Message) -> bool:
+    """Whether a message says what its role must say; blanks alone say nothing."""
+    return bool(message.tool_calls) or message.role in MAY_BE_EMPTY or bool(message.content.strip())
+
+
 def same(left: Message, right: Message) -> bool:
     """Whether two messages are the same text; Python calls calls with 1, 1.0 and True as an argument equal."""
-    return left == right and (
-        not left.tool_calls or json.dumps(left.tool_calls, allow_nan=True) == json.dumps(right.tool_calls)
-    )
+    return left == right and (not left.tool_calls or json.dumps(left.tool_calls) == json.dumps(right.tool_calls))
 
 
 def place(field: str, index: int, turns: Sequence[Message]) -> str:
@@ -194,7 +206,7 @@ def _check_texts(field: str, turns: Sequence[Message]) -> None:
     for index, turn in enumerate(turns):
         if turn.role not in FOLLOWERS:
             raise Refused("unknown_role", f"{place(field, index, turns)}: role {turn.role!r} is unknown")
-        if not turn.tool_calls and turn.role not in MAY_BE_EMPTY and not turn.content.strip():
+        if not speaks(turn):
             raise Refused("empty", f"{place(field, index, turns)}: empty")
 
 
@@ -220,7 +232,9 @@ def _check_order(field: str, history: Sequence[Message], completion: Sequence[Me
         if turn.role not in FOLLOWERS[before]:
             wanted = " or ".join(FOLLOWERS[before])
             after = f"after {before}" if before else "at the start"
-            raise Refused("role_order", f"field {field}, turn {index + 1}: {turn.role} {after}, where {wanted} may stand")
+            raise Refused(
+                "role_order", f"field {field}, turn {index + 1}: {turn.role} {after}, where {wanted} may stand"
+            )
         before = turn.role
     if before != "assistant":
         raise Refused("completion_end", f"field {field}: ends with a {before} turn, must end with an assistant turn")
