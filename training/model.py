@@ -12,7 +12,6 @@ said so, because a policy equal to its reference must have a loss of ln 2.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,8 +31,6 @@ UNSERVED_LAYERS = re.compile(
     r"Mamba|SSM|Rwkv|Recurrent|Retention|LinearAttention|LightningAttention|DeltaNet|ShortConv|Conv1d|Conv1D(?!$)|Hyena"
 )
 SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
-VOLATILE = {"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache", "_attn_implementation"}
-"""Keys of a model's configuration that say nothing of what it computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +53,7 @@ class Policy:
     @property
     def head(self) -> Head:
         """The head's parameters as they are now."""
-        layer = self.module.get_output_embeddings()
+        layer: Any = self.module.get_output_embeddings()
         config = self.module.config
         scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
         return Head(
@@ -160,23 +157,3 @@ def _quiet(config: PreTrainedConfig) -> Iterator[str]:
         if noisy and value > 0:
             setattr(config, name, 0.0)
             yield f"{name} {value} was set to 0: log-probabilities need a policy without noise"
-
-
-def fingerprint(path: str | Path) -> str:
-    """Identity of a model folder: its configuration and every tensor's name, type, shape and bytes.
-
-    How the tensors are spread over files does not matter. Reads each file once (about 1 GB/s).
-    """
-    from safetensors import safe_open
-
-    from training.data.fingerprint import fp
-
-    settings = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
-    tensors: dict[str, str] = {}
-    for file in sorted(Path(path).glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():
-                tensor = opened.get_tensor(name).contiguous()
-                data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
-                tensors[name] = fp("tensor", str(tensor.dtype), list(tensor.shape), data)
-    return fp("mdl", {k: v for k, v in settings.items() if k not in VOLATILE}, tensors)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,9 +21,12 @@ from torch import Tensor
 from training.attention import NAME, Packed
 from training.config import ModelConfig
 from training.errors import ModelError
-from training.geometry import Pack, PairShape, lay_out, pack_ids
+from training.geometry import Layout, Pack, PairShape, lay_out, pack_ids
 from training.model import Head, Policy, load_model
 from training.parallel.device import Device
+
+if TYPE_CHECKING:
+    from training.data.tokenize import TokenizedPair
 
 CHUNK = 512
 """Supervised rows whose logits exist at one time."""
@@ -57,6 +60,31 @@ def place(
         row=tensor(pack.score_row),
         target=tensor(ids[pack.score_target]),
         rows_by_side=tuple(int(n) for n in np.bincount(pack.score_side, minlength=2 * pack.pairs)),
+    )
+
+
+def batch_of(
+    pairs: Sequence[TokenizedPair],
+    *,
+    layout: Layout,
+    device: torch.device,
+    length: int | None = None,
+    multiple: int = 1,
+) -> tuple[Pack, Batch]:
+    """Tokenized pairs in one pack, and that pack on a device."""
+    pack = lay_out([_shape(pair) for pair in pairs], layout=layout, multiple=multiple, length=length)
+    ids = [(pair.prompt_ids, pair.chosen_ids, pair.rejected_ids) for pair in pairs]
+    return pack, place(pack, ids, device=device)
+
+
+def _shape(pair: TokenizedPair) -> PairShape:
+    masks = [None if mask is None else np.array(mask, bool) for mask in (pair.chosen_mask, pair.rejected_mask)]
+    return PairShape(
+        prompt=len(pair.prompt_ids),
+        chosen=len(pair.chosen_ids),
+        rejected=len(pair.rejected_ids),
+        chosen_mask=masks[0],
+        rejected_mask=masks[1],
     )
 
 
