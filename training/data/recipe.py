@@ -71,8 +71,8 @@ def make_recipe(
         return Recipe(rendering="text", template=None, max_tokens=max_tokens, overflow=overflow)
     if template is None:
         raise TokenizerError(
-            f"tokenizer {tokenizer.path} has no chat template; set `template` under [tokenizer] to a Jinja file, or render "
-            "text"
+            f"tokenizer {tokenizer.path} has no chat template; set `template` under [tokenizer] to a Jinja file, or "
+            "render text"
         )
     recipe = Recipe(
         rendering="chat",

@@ -22,6 +22,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from os.path import commonprefix
 from typing import Any, NamedTuple, NoReturn
 
@@ -233,11 +234,29 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+@lru_cache(maxsize=16)
 def _compile(text: str) -> Any:
+    """The template in the environment of transformers, which remembers what its sandbox allows.
+
+    The sandbox judges an attribute by the object's type and the attribute's name alone, but judges it anew each time;
+    that is a third of a rendering's time. The public `render_jinja_template` takes no clock.
+    """
     from jinja2 import TemplateSyntaxError
     from transformers.utils import chat_template_utils
 
-    try:  # cached by text; the public `render_jinja_template` takes no clock
-        return chat_template_utils._compile_jinja_template(text)  # pyright: ignore[reportPrivateUsage]
+    try:
+        compiled = chat_template_utils._compile_jinja_template(text)  # pyright: ignore[reportPrivateUsage]
     except TemplateSyntaxError as error:
         raise TokenizerError(f"chat template, line {error.lineno}: {error.message}") from None
+    environment: Any = compiled.environment.overlay()
+    judge: Callable[[object, str, object], bool] = environment.is_safe_attribute
+    verdicts: dict[tuple[type, str], bool] = {}
+
+    def remember(owner: object, attribute: str, value: object) -> bool:
+        key = (type(owner), attribute)
+        if key not in verdicts:
+            verdicts[key] = judge(owner, attribute, value)
+        return verdicts[key]
+
+    environment.is_safe_attribute = remember
+    return environment.from_string(text)
