@@ -11,7 +11,9 @@ from pathlib import Path
 import dagster as dg
 
 from assets.reporting import portable
+from training.errors import LedgerError
 from training.ledger.record import StepRecord
+from training.ledger.writer import complete_lines
 
 
 class Progress:
@@ -66,7 +68,7 @@ def _ledger(runs: Path, dagster_run_id: str) -> Path | None:
 
 def _newest(ledger: Path | None) -> StepRecord | None:
     try:
-        lines = ledger.read_bytes().split(b"\n")[:-1] if ledger else []
-        return StepRecord.from_line(lines[-1].decode()) if lines else None
-    except (OSError, ValueError):
+        lines, _ = complete_lines(ledger.read_bytes() if ledger else b"")
+        return StepRecord.from_line(lines[-1]) if lines else None
+    except (OSError, LedgerError):
         return None

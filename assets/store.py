@@ -30,6 +30,10 @@ class ShardStore(dg.ConfigurableResource):
         """Folder of the versions of a drop's `pairs` or `datasets`."""
         return self.path / kind / folder_name(drop.source) / drop.day
 
+    def plan(self, fingerprint: str) -> Path:
+        """Folder of a step plan."""
+        return self.path / "plans" / fingerprint.replace(":", "-")
+
     def name(self, path: Path) -> str:
         """A path as metadata holds it: relative to the root, so that a store may be moved."""
         return path.resolve().relative_to(self.path.resolve()).as_posix()
@@ -89,4 +93,3 @@ def source_spec(drop: Drop, config: SourceConfig) -> SourceSpec:
         ConfigError: the source has no drop on this day.
     """
     return SourceSpec(name=drop.source, inputs=drop.files(config), format=config.format, mapping=dict(config.map))
-

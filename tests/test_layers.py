@@ -15,10 +15,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("training", "assets", "pipeline")
 ORDER = (
-    "errors config geometry data ledger parallel attention model scores loss reference step checkpoint export evaluate "
+    "errors config geometry sharding data ledger parallel attention model scores loss reference step checkpoint export evaluate "
     "loop run"
 ).split()
-TORCH_FREE = {"errors", "config", "geometry", "data", "ledger"}
+TORCH_FREE = {"errors", "config", "geometry", "sharding", "data", "ledger"}
 SAYS_NOTHING = {"utils", "helpers", "common", "misc"}
 
 

@@ -8,9 +8,10 @@ refused with the known ones that are near. Relative paths are relative to the fi
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -308,6 +309,29 @@ def load_project(path: str | Path) -> ProjectConfig:
     model = config.model.model_copy(update={"path": _absolute(base, config.model.path)})
     store = _absolute(base, config.store)
     return config.model_copy(update={"sources": sources, "tokenizer": tokenizer, "model": model, "store": store})
+
+
+def dump(config: RunConfig) -> str:
+    """The configuration as the TOML of a RUN.toml: every field that has a value, so that defaults may move later."""
+    lines: list[str] = []
+    for section in RunConfig.model_fields:
+        fields: dict[str, Any] = getattr(config, section).model_dump()
+        lines += [
+            f"[{section}]",
+            *(f"{key} = {_toml(value)}" for key, value in fields.items() if value is not None),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return (
+            "{ " + ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in cast("dict[str, Any]", value).items()) + " }"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in cast("list[Any]", value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's scalars are TOML's but for DEL
 
 
 def parse(values: dict[str, Any], kind: type[Config], *, where: str) -> Config:

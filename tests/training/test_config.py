@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from training import config as config_module
-from training.config import ProjectConfig, RunConfig, Topology, load_project, load_run, parse
+from training.config import ProjectConfig, RunConfig, Topology, dump, load_project, load_run, parse
 from training.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -110,3 +110,17 @@ def test_no_field_is_declared_that_nothing_reads() -> None:
     assert "no_such_field" not in read
     unread = sorted(f"{kind}.{name}" for kind, name in declared if name not in read)
     assert not unread, f"declared and never read: {unread}"
+
+
+def test_dump_is_read_back(tmp_path):
+    config = RunConfig.model_validate(
+        {
+            "data": {"datasets": ['/a b/\u00e9\U0001f600\x7f"\\\n'], "weights": {"org/a.b": 0.1, "c": 2.0}},
+            "plan": {"buckets": [128, 256]},
+            "model": {"path": "/m"},
+            "optimizer": {"lr": 1e-12},
+        }
+    )
+    path = tmp_path / "RUN.toml"
+    path.write_text(dump(config), encoding="utf-8")
+    assert load_run(path) == config

@@ -1,0 +1,37 @@
+"""The code location: every asset, check, job, schedule, sensor and resource of the configured project.
+
+It loads without torch, which takes seconds: what needs it runs in processes of its own.
+"""
+
+import dagster as dg
+
+from assets import checks, ledger, preferences, training
+from assets.partitions import calendar
+from pipeline.jobs import JOBS
+from pipeline.resources import find_project, resources
+from pipeline.schedules import schedules
+from pipeline.sensors import sensors
+from training.config import ProjectConfig
+
+
+def build(project: ProjectConfig) -> dg.Definitions:
+    """The definitions of a project.
+
+    Raises:
+        ConfigError: its sources cannot be partitions.
+    """
+    plan = calendar(project)
+    return dg.Definitions(
+        assets=[*preferences.assets(plan), *training.assets(plan), *ledger.assets()],
+        asset_checks=[*checks.preference_checks(plan), *checks.training_checks(plan)],
+        jobs=JOBS,
+        schedules=schedules(project),
+        sensors=sensors(project),
+        resources=resources(project),
+    )
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """What Dagster loads."""
+    return build(find_project())
