@@ -5,11 +5,12 @@ Figures are made without pyplot: it keeps global state, and runs may share a pro
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import dagster as dg
 import numpy as np
+from numpy.typing import ArrayLike
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,13 +31,11 @@ def lengths(columns: Mapping[str, np.ndarray]) -> dg.MarkdownMetadataValue:
     return _markdown(figure, "tokens of each part of a pair")
 
 
-def lines(
-    title: str, series: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: str, y: str
-) -> dg.MarkdownMetadataValue:
+def lines(title: str, series: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x: str, y: str) -> dg.MarkdownMetadataValue:
     """One line for each named series of (x values, y values); NaN leaves a gap."""
     figure, axes = _figure(x, y)
     for name, (xs, ys) in series.items():
-        axes.plot(xs, ys, linewidth=1.4, marker="." if len(xs) < 40 else "", label=name)
+        axes.plot(xs, ys, linewidth=1.4, marker="." if np.size(xs) < 40 else "", label=name)
     axes.grid(alpha=0.25)
     if series:
         axes.legend(frameon=False)

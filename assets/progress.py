@@ -4,7 +4,6 @@ Pipes messages of a process surface when it ends; an observation logged by the s
 within seconds. The run tells nobody about it and is never asked: a missing, unfinished or strange file is no progress.
 """
 
-import json
 import time
 from pathlib import Path
 
@@ -12,8 +11,9 @@ import dagster as dg
 
 from assets.reporting import portable
 from training.errors import LedgerError
+from training.ledger.facts import ATTEMPT, AttemptFacts, read_facts
 from training.ledger.record import StepRecord
-from training.ledger.writer import complete_lines
+from training.ledger.writer import STEPS, complete_lines, read_ledger
 
 
 class Progress:
@@ -31,7 +31,7 @@ class Progress:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + self._every_s
-        record = _newest(_ledger(self._runs, self._context.run.run_id))
+        record = _newest(self._runs, self._context.run.run_id)
         if record is None or record.step == self._seen:
             return
         self._seen = record.step
@@ -56,19 +56,28 @@ def numbers(record: StepRecord) -> dict[str, float | int | None]:
     }
 
 
-def _ledger(runs: Path, dagster_run_id: str) -> Path | None:
-    for facts in runs.glob("*/attempts/*/attempt.json"):
+def recorded(run_dir: Path) -> list[StepRecord]:
+    """The steps of a run that stand: those that no later attempt made again, in order.
+
+    Raises:
+        LedgerError: an attempt's facts or a line of its ledger cannot be read.
+    """
+    standing: dict[int, StepRecord] = {}
+    for attempt in sorted(run_dir.glob("attempts/*"), key=lambda folder: int(folder.name)):
+        first = read_facts(attempt / ATTEMPT, AttemptFacts).from_step
+        standing = {step: record for step, record in standing.items() if step < first}
+        if (attempt / STEPS).exists():
+            standing.update((record.step, record) for record in read_ledger(attempt / STEPS)[0])
+    return [standing[step] for step in sorted(standing)]
+
+
+def _newest(runs: Path, dagster_run_id: str) -> StepRecord | None:
+    """The last whole line of the ledger of the attempt that this Dagster run started."""
+    for facts in runs.glob(f"*/attempts/*/{ATTEMPT}"):
         try:
-            if json.loads(facts.read_text(encoding="utf-8")).get("dagster_run_id") == dagster_run_id:
-                return facts.with_name("steps.jsonl")
-        except (OSError, ValueError):
+            if read_facts(facts, AttemptFacts).dagster_run_id == dagster_run_id:
+                lines, _ = complete_lines(facts.with_name(STEPS).read_bytes())
+                return StepRecord.from_line(lines[-1]) if lines else None
+        except (OSError, LedgerError):
             continue
     return None
-
-
-def _newest(ledger: Path | None) -> StepRecord | None:
-    try:
-        lines, _ = complete_lines(ledger.read_bytes() if ledger else b"")
-        return StepRecord.from_line(lines[-1]) if lines else None
-    except (OSError, LedgerError):
-        return None

@@ -51,7 +51,9 @@ class Made:
 
 def current(instance: dg.DagsterInstance, asset: str, partitions: Iterable[str]) -> dict[str, Made]:
     """The last materialization of each of these partitions that has one. Two queries, however many there are."""
-    key = dg.AssetKey(asset)
+    key, wanted = dg.AssetKey(asset), wanted
+    if not wanted:  # Dagster takes no partitions for all of them
+        return {}
     newest = instance.get_latest_storage_id_by_partition(
         key, dg.DagsterEventType.ASSET_MATERIALIZATION, set(partitions)
     )
@@ -63,13 +65,13 @@ def current(instance: dg.DagsterInstance, asset: str, partitions: Iterable[str])
     return {str(record.partition_key): _made(record) for record in records}
 
 
-def made(context: dg.AssetExecutionContext | dg.AssetCheckExecutionContext, asset: str, partition: str) -> Made:
+def made(instance: dg.DagsterInstance, asset: str, partition: str) -> Made:
     """The current version of one partition.
 
     Raises:
         DatasetError: it was never materialised.
     """
-    found = current(context.instance, asset, [partition])
+    found = current(instance, asset, [partition])
     if partition not in found:
         raise DatasetError(f"{asset} has no partition {partition} yet; materialise it first")
     return found[partition]
