@@ -51,12 +51,10 @@ class Made:
 
 def current(instance: dg.DagsterInstance, asset: str, partitions: Iterable[str]) -> dict[str, Made]:
     """The last materialization of each of these partitions that has one. Two queries, however many there are."""
-    key, wanted = dg.AssetKey(asset), wanted
+    key, wanted = dg.AssetKey(asset), set(partitions)
     if not wanted:  # Dagster takes no partitions for all of them
         return {}
-    newest = instance.get_latest_storage_id_by_partition(
-        key, dg.DagsterEventType.ASSET_MATERIALIZATION, set(partitions)
-    )
+    newest = instance.get_latest_storage_id_by_partition(key, dg.DagsterEventType.ASSET_MATERIALIZATION, wanted)
     if not newest:
         return {}
     records = instance.fetch_materializations(
