@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
 
 MARKS = range(0xF0000, 0xFFFFE)
@@ -47,6 +46,7 @@ class Controls:
     """The control tokens of a tokenizer, made by `make_controls`."""
 
     ids: frozenset[int]
+    """Those that text alone must not become; the unknown token is none of them, for unknown text becomes it."""
     heads: tuple[str, ...]
     """What their texts begin with; a text without any of these holds no control token."""
     pattern: re.Pattern[str]
@@ -62,7 +62,7 @@ class Controls:
         """A character for each control token that occurs in the texts, itself in none of them."""
         whole = "\0".join(texts)
         free = (chr(code) for code in MARKS if chr(code) not in whole)
-        return dict(zip(dict.fromkeys(self.pattern.findall(whole)), islice(free, len(self.ids)), strict=False))
+        return dict(zip(dict.fromkeys(self.pattern.findall(whole)), free, strict=False))
 
     def quote(self, value: Value, marks: dict[str, str]) -> Value:
         """The same JSON value with each control token's text replaced by its mark, in keys as well."""
@@ -98,8 +98,8 @@ class Controls:
         return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
 
 
-def make_controls(tokens: Iterable[Control]) -> Controls:
-    """Prepare the searches for a tokenizer's control tokens."""
+def make_controls(tokens: Iterable[Control], unknown: int | None = None) -> Controls:
+    """Prepare the searches for a tokenizer's control tokens; `unknown` is the id of what is not in the vocabulary."""
     longest_first = sorted(tokens, key=lambda token: (-len(token.text), token.text))
     texts = [re.escape(token.text) for token in longest_first]
     reaching = [
@@ -108,7 +108,7 @@ def make_controls(tokens: Iterable[Control]) -> Controls:
     ]
     nothing = "(?!)"
     return Controls(
-        ids=frozenset(token.id for token in longest_first),
+        ids=frozenset(token.id for token in longest_first if token.id != unknown),
         heads=tuple(dict.fromkeys(token.text[:2] for token in longest_first)),
         pattern=re.compile("|".join(texts) or nothing),
         splitter=re.compile(f"((?:{'|'.join(reaching) or nothing})+)"),

@@ -51,12 +51,17 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
 
 
-def stream_fingerprint(stream: BinaryIO) -> str:
-    """`file1:…` of the bytes a binary stream still holds, read a megabyte at a time."""
+def bytes_fingerprint(blocks: Iterable[bytes]) -> str:
+    """`file1:…` of bytes that come in blocks; where a block ends does not matter."""
     hasher = blake3()
-    while block := stream.read(1 << 20):
+    for block in blocks:
         hasher.update(block)
     return _finish("file", hasher)
+
+
+def stream_fingerprint(stream: BinaryIO) -> str:
+    """`file1:…` of the bytes a binary stream still holds, read a megabyte at a time."""
+    return bytes_fingerprint(iter(lambda: stream.read(1 << 20), b""))
 
 
 def file_fingerprint(path: Path) -> str:
@@ -65,9 +70,15 @@ def file_fingerprint(path: Path) -> str:
         return stream_fingerprint(stream)
 
 
-def source_fingerprint(files: Iterable[str]) -> str:
-    """`src1:…` of a source's file fingerprints, given in the order in which the files are read."""
-    return fp("src", list(files))
+def source_fingerprint(files: Iterable[str], form: str, mapping: Mapping[str, str]) -> str:
+    """`src1:…` of a source's file fingerprints, in the order in which the files are read, and of how rows are read.
+
+    Args:
+        files: Fingerprint of each file.
+        form: Name of the format that was found or asked for.
+        mapping: Wanted column to the column's name in the files.
+    """
+    return fp("src", list(files), form, dict(mapping))
 
 
 def tokenizer_fingerprint(backend: Mapping[str, Any], config: Mapping[str, Any], specials: Mapping[str, str]) -> str:

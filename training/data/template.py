@@ -9,9 +9,9 @@ both renderings share and that ends at a border between messages; the first of t
 
 Inside a completion of several turns the same search finds where each assistant turn begins, on that side's own
 rendering. A turn ends with the template's end-of-turn token, found once on a probe; what stands after it up to the next
-assistant turn is kept and not supervised, what stands after the last is not kept. A template that writes no such token
-ends the answer with the last text it writes that is not blank, or with the blanks where there is nothing else; no token
-is invented. A conversation that leaves no border is refused, never split by guess.
+assistant turn is kept and not supervised, what stands after the last is not kept. Where a template writes no such
+token, a turn is all that it writes for it; no token is invented. A conversation that leaves no border is refused, never
+split by guess.
 
 The template runs in the sandbox of transformers, whose renderings these are, byte for byte; a template that asks for
 the time is given a pinned day, or refused. Cost: three renderings a pair (50 µs each with the Qwen3 template).
@@ -186,9 +186,7 @@ class Template:
     def _end(self, text: str) -> int:
         """Length of the assistant turn that begins `text`, its end included."""
         place = -1 if self.end is None else text.find(self.end)
-        if self.end is not None and place >= 0:
-            return place + len(self.end)
-        return len(text.rstrip()) or len(text)
+        return len(text) if self.end is None or place < 0 else place + len(self.end)
 
 
 def end_of_turn(text: str, arguments: Mapping[str, Any], added: Sequence[str]) -> str | None:
@@ -205,11 +203,10 @@ def end_of_turn(text: str, arguments: Mapping[str, Any], added: Sequence[str]) -
 
 
 def asks_for_time(text: str) -> bool:
-    """Whether a template reads the clock."""
-    from jinja2 import meta
+    """Whether a template names the clock."""
+    from jinja2 import nodes
 
-    environment = _compile(text).environment
-    return not meta.find_undeclared_variables(environment.parse(text)).isdisjoint(CLOCK)
+    return any(name.name in CLOCK for name in _compile(text).environment.parse(text).find_all(nodes.Name))
 
 
 def _answers(turns: Sequence[Turn], index: int) -> int:

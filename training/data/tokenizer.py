@@ -84,10 +84,11 @@ class Tokenizer:
                 "be cut or padded; load it again"
             )
         current = tokenizer_fingerprint(state, self.config, self.specials)
-        if current != self.fingerprint or self.backend.encode_special_tokens:
+        alike = self.continuation is self.backend or json.loads(self.continuation.to_str()) == _without_prefix(state)
+        if current != self.fingerprint or not alike or self.backend.encode_special_tokens:
             raise IdentityError(
-                f"tokenizer {self.path} was changed after it was fingerprinted: {self.fingerprint} when loaded, "
-                f"{current} now; save the changed tokenizer to a folder of its own and load that"
+                f"tokenizer {self.path} was changed in memory after it was fingerprinted as {self.fingerprint} (now "
+                f"{current}); save the changed tokenizer to a folder of its own and load that"
             )
 
     def _encode(self, texts: Sequence[str], start: bool) -> list[list[int]]:
@@ -138,9 +139,12 @@ def load_tokenizer(path: str | Path, template: str | Path | None = None) -> Toke
         config=files.config,
         specials=files.specials,
         controls=make_controls(
-            Control(entry["content"], entry["id"], entry["lstrip"], entry["rstrip"])
-            for entry in state["added_tokens"]
-            if entry["special"]
+            (
+                Control(entry["content"], entry["id"], entry["lstrip"], entry["rstrip"])
+                for entry in state["added_tokens"]
+                if entry["special"]
+            ),
+            unknown=_unknown(state["model"], backend),
         ),
         chat_template=files.chat_template,
         end_of_turn=end,
@@ -177,6 +181,12 @@ def _build(raw: Json, folder: Path) -> Backend:
                 f"{found}; mend tokenizer.json and tokenizer_config.json, or save the tokenizer anew"
             )
     return backend
+
+
+def _unknown(model: Json, backend: Backend) -> int | None:
+    """Id of what is not in the vocabulary; Unigram stores the id itself, the others the token."""
+    token: str | None = model.get("unk_token")
+    return model.get("unk_id") if token is None else backend.token_to_id(token)
 
 
 def _make_special(backend: Backend, texts: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from tests.training.data import tiny
 from training.data.controls import Run
@@ -113,7 +113,16 @@ def test_a_tokenizer_changed_in_memory_is_noticed(tmp_path: Path, change: str) -
             backend.enable_padding(length=4)
         case _:
             backend.encode_special_tokens = True
-    with pytest.raises(IdentityError, match="was (changed|switched on) after it was"):
+    with pytest.raises(IdentityError, match="was (changed in memory|switched on) after it was"):
+        tokenizer.check_unchanged()
+
+
+def test_a_change_to_the_continuation_alone_is_noticed(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny.write(tmp_path, tiny.metaspace()))
+    tokenizer.check_unchanged()
+    assert tokenizer.continuation is not tokenizer.backend
+    tokenizer.continuation.enable_truncation(4)
+    with pytest.raises(IdentityError, match="was changed in memory after it was fingerprinted"):
         tokenizer.check_unchanged()
 
 
@@ -201,6 +210,15 @@ def test_a_control_token_that_the_vocabulary_itself_knows_is_spelled_or_refused(
     assert load_tokenizer(single).encode([Run("<", plain=True)]) == [None]
 
 
+def test_a_unigram_vocabulary_spells_its_end_token_and_may_answer_unknown(tmp_path: Path) -> None:
+    vocabulary = [("<unk>", 0.0), ("</s>", 0.0), *((letter, -2.0) for letter in "a</s>")]
+    backend = Tokenizer(models.Unigram(vocabulary, unk_id=0))
+    backend.add_special_tokens(["<unk>", "</s>"])
+    assert backend.encode("a</s>").ids == [2, 1]
+    tokenizer = load_tokenizer(tiny.write(tmp_path, backend, eos_token="</s>"))
+    assert tokenizer.encode([Run("a</s>", plain=True), Run("q", plain=True)]) == [[2, 3, 4, 5, 6], [0]]
+
+
 @pytest.mark.parametrize("scheme", ["first", "always"])
 def test_metaspace_puts_no_blank_before_a_continuation(tmp_path: Path, scheme: str) -> None:
     tokenizer = load_tokenizer(tiny.write(tmp_path, tiny.metaspace(scheme)))
@@ -228,8 +246,6 @@ def test_prefixes_of_the_other_makes_stay_away_from_a_continuation(tmp_path: Pat
 
 
 def test_a_normalizer_cannot_make_a_control_token_out_of_other_text(tmp_path: Path) -> None:
-    from tokenizers import normalizers
-
     backend = tiny.byte_level()
     backend.normalizer = normalizers.Lowercase()
     backend.add_special_tokens([AddedToken("<stop>", normalized=True)])
