@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from tests.training.data import tiny
 from training.data.fingerprint import (
     DatasetHasher,
+    bytes_fingerprint,
     canonical_json,
     differing,
     file_fingerprint,
@@ -58,7 +59,19 @@ def test_a_file_is_its_bytes_wherever_it_lies(tmp_path: Path) -> None:
     os.utime(first, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert first.stat().st_size == times.st_size
     assert file_fingerprint(first) != before
-    assert source_fingerprint(["file1:a", "file1:b"]) != source_fingerprint(["file1:b", "file1:a"])
+    assert bytes_fingerprint([b"two ", b"", b"pair\n"]) == file_fingerprint(first)
+
+
+def test_a_source_is_its_files_in_order_and_how_they_are_read() -> None:
+    files, mapping = ["file1:a", "file1:b"], {"prompt": "question", "chosen": "good"}
+    one = source_fingerprint(files, "explicit", mapping)
+    assert one == source_fingerprint(iter(files), "explicit", dict(reversed(mapping.items())))
+    others = [
+        source_fingerprint(files[::-1], "explicit", mapping),
+        source_fingerprint(files, "alpaca", mapping),
+        source_fingerprint(files, "explicit", {}),
+    ]
+    assert len({one, *others}) == 4
 
 
 def test_a_pair_is_its_messages() -> None:
