@@ -32,6 +32,10 @@ NOTES = {
 """What is counted although the pair is let in: code to sentence."""
 
 
+Span = tuple[bool, int]
+"""Whether tokens in a row are supervised, and how many they are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizedPair:
     """A pair as ids."""
@@ -171,7 +175,7 @@ def _as_they_are(conversation: Conversation, tokenizer: Tokenizer) -> Rendering:
 def _finish(draft: _Draft, encoded: Sequence[list[int] | None], recipe: Recipe) -> TokenizedPair | Rejection:
     """Put a draft's ids together, apply the limits, and check what a pair must have."""
     try:
-        ids, masks = _assemble(draft, encoded)
+        ids, spans = _assemble(draft, encoded)
         if ids["chosen"] == ids["rejected"]:
             raise Refused("identical_tokens", f"fields chosen and rejected: the same {len(ids['chosen'])} tokens")
         lengths = (len(ids[part]) for part in ("prompt", "chosen", "rejected"))
@@ -180,7 +184,7 @@ def _finish(draft: _Draft, encoded: Sequence[list[int] | None], recipe: Recipe) 
         if not prompt:
             raise Refused("no_target", "field prompt: becomes no token, so nothing predicts an answer's first")
         chosen, rejected = (
-            _shorten(part, ids[part], masks[part], cut) for part, cut in zip(("chosen", "rejected"), right, strict=True)
+            _shorten(part, ids[part], spans[part], cut) for part, cut in zip(("chosen", "rejected"), right, strict=True)
         )
         if any(right) and chosen[0] == rejected[0]:
             raise Refused("identical_tokens", f"fields chosen and rejected: the same {len(chosen[0])} tokens once cut")
@@ -201,31 +205,29 @@ def _finish(draft: _Draft, encoded: Sequence[list[int] | None], recipe: Recipe) 
     )
 
 
-def _assemble(draft: _Draft, encoded: Sequence[list[int] | None]) -> tuple[dict[str, list[int]], dict[str, list[bool]]]:
-    """Ids and masks by part, from the ids of a draft's runs."""
+def _assemble(draft: _Draft, encoded: Sequence[list[int] | None]) -> tuple[dict[str, list[int]], dict[str, list[Span]]]:
+    """Ids and supervised spans by part, from the ids of a draft's runs."""
     ids: dict[str, list[int]] = {"prompt": [], "chosen": [], "rejected": []}
-    masks: dict[str, list[bool]] = {part: [] for part in ids}
+    spans: dict[str, list[Span]] = {part: [] for part in ids}
     place = 0
     for part, supervised, runs in draft.parts:
         before = len(ids[part])
         for run, tokens in zip(draft.runs[place : place + runs], encoded[place : place + runs], strict=True):
             if tokens is None:
-                raise Refused(
-                    "control_text", f"field {part}: the vocabulary has no plain spelling of {run.text[:40]!r}"
-                )
+                raise Refused("control_text", f"field {part}: the vocabulary cannot spell {run.text[:40]!r} as text")
             ids[part] += tokens
-        masks[part] += [supervised] * (len(ids[part]) - before)
+        spans[part].append((supervised, len(ids[part]) - before))
         place += runs
-    return ids, masks
+    return ids, spans
 
 
-def _shorten(part: str, ids: list[int], mask: list[bool], cut: int) -> tuple[list[int], list[bool] | None]:
+def _shorten(part: str, ids: list[int], spans: list[Span], cut: int) -> tuple[list[int], list[bool] | None]:
     """A completion without its last `cut` tokens, and its mask where not all of it is supervised."""
     kept = len(ids) - cut
-    ids, mask = ids[:kept], mask[:kept]
-    if not any(mask):
+    mask = [supervised for supervised, length in spans for _ in range(length)][:kept] if len(spans) > 1 else None
+    if kept < 1 or (mask is not None and not any(mask)):
         raise Refused("no_target", f"field {part}: no supervised token" + (f" once {cut} are cut" if cut else ""))
-    return ids, None if all(mask) else mask
+    return ids[:kept], None if mask is None or all(mask) else mask
 
 
 def _rejection(pair: Pair, refusal: Refused) -> Rejection:

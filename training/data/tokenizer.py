@@ -6,7 +6,7 @@ stand in a sequence are the ones its rendering writes.
 
 Two backends serve one vocabulary. Some tokenizers put a space of their own in front of what they take for the beginning
 of a text; a completion is no beginning, so the `continuation` backend is the same tokenizer without that rule. Where
-there is no such rule, both are one object. Cost: 1.5 s to load a vocabulary of 152k, nearly all of it parsing.
+there is no such rule, both are one object. Cost: about 2 s to load a vocabulary of 152k, nearly all of it parsing.
 """
 
 from __future__ import annotations
