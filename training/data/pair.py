@@ -98,7 +98,8 @@ class Message:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Message:
         """The inverse of `to_dict`."""
-        return cls(**{**fields, "tool_calls": tuple(fields.get("tool_calls", ()))})
+        given: dict[str, Any] = {**fields, "tool_calls": tuple(fields.get("tool_calls", ()))}
+        return cls(**given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
