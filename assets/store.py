@@ -7,6 +7,7 @@ last materialization says. Nothing is found by time or by name.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -14,6 +15,8 @@ from assets.partitions import Drop, folder_name
 from training.config import SourceConfig
 from training.data.sources import SourceSpec
 from training.errors import DatasetError
+from training.ledger.loader import LoadReport
+from training.ledger.store import load, query
 
 
 class ShardStore(dg.ConfigurableResource):
@@ -37,6 +40,28 @@ class ShardStore(dg.ConfigurableResource):
     def name(self, path: Path) -> str:
         """A path as metadata holds it: relative to the root, so that a store may be moved."""
         return path.resolve().relative_to(self.path.resolve()).as_posix()
+
+
+class TokenLedger(dg.ConfigurableResource):
+    """The DuckDB of the store's ledgers and manifests: loaded by one writer, read from published snapshots."""
+
+    root: str
+
+    def load(self) -> LoadReport:
+        """Bring it up to date.
+
+        Raises:
+            LedgerError: a file was refused (all others are loaded), or another loader holds the database.
+        """
+        return load(self.root)
+
+    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Column names and rows of a query of the newest snapshot.
+
+        Raises:
+            LedgerError: nothing has been loaded yet, or the query is refused.
+        """
+        return query(self.root, sql)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,8 @@ def test_portable_case_nan_metadata():
         "flag": True,
         "inf": "-Infinity",
     }
+    own = {"picture": dg.MetadataValue.md("x"), "schema": column_schema(pa.schema([("a", pa.int64())]))}
+    assert portable(own) == own
     assert portable({"nested": {"x": [np.float64("inf"), 2**60]}}) == {"nested": {"x": ["Infinity", str(2**60)]}}
 
 
