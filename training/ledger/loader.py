@@ -1,0 +1,232 @@
+"""One load: the files that are new or have changed become rows.
+
+A file is known by the digest of what was loaded of it (table `loaded`), so loading again reads nothing twice, and a
+ledger that has grown is read from where it ended. Each file is one transaction with its row in `loaded`: whatever kills
+the process, rows and memory of them agree. Of two lines for one step in an attempt's ledger the later one stands. A
+file that cannot be read as declared is refused by name and leaves what was loaded of it before; it keeps no other file
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+from blake3 import blake3
+
+from training.errors import LedgerError
+from training.ledger.catalog import MANIFEST, dataset_tables, read_manifest
+from training.ledger.database import transaction
+from training.ledger.facts import ATTEMPT, PREDICTED, RUN, AttemptFacts, RunFacts, read_facts
+from training.ledger.record import parse_line
+from training.ledger.rows import attempt_table, predicted_table, run_tables, step_tables
+from training.ledger.writer import STEPS, CutLine, complete_lines
+
+LINES = 4096
+"""Lines of a ledger that are turned into rows at once."""
+OF_STEP = ("step", "step_source", "step_pair")
+OF_DATASET = ("dataset", "source", "shard", "pair", "quarantine")
+
+
+@dataclass(kw_only=True)
+class LoadReport:
+    """What one load did; `refused` and `missing` are sentences, one a file."""
+
+    snapshot: Path = Path()
+    files: int = 0
+    """Files that were read anew, in whole or from where they ended."""
+    rows: int = 0
+    cut: list[str] = field(default_factory=list[str])
+    """Ledgers whose last line was cut by a killed process, with the line."""
+    repeated: list[str] = field(default_factory=list[str])
+    """Steps that an attempt's ledger holds more than once; the last line stands."""
+    missing: list[str] = field(default_factory=list[str])
+    """Datasets that a run used and that are not where it found them."""
+    refused: list[str] = field(default_factory=list[str])
+    set_aside: Path | None = None
+    """Where a damaged database was moved before it was built again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A load in progress: the store's root, the writer's connection, and the report that it fills in."""
+
+    root: Path
+    connection: duckdb.DuckDBPyConnection
+    report: LoadReport
+
+    def run(self, run_dir: Path) -> None:
+        """Load a run's facts, prediction, attempts and ledgers."""
+        run_id = run_dir.name
+        with self._refusing(), self._changed(run_dir / RUN) as changed:
+            if changed:
+                facts = read_facts(run_dir / RUN, RunFacts)
+                _same(run_dir / RUN, "run_id", facts.run_id, run_id)
+                self._replace(run_tables(facts).items(), ("run", "run_dataset"), {"run_id": run_id})
+        if (run_dir / PREDICTED).exists():
+            with self._refusing(), self._changed(run_dir / PREDICTED) as changed:
+                if changed:
+                    rows = predicted_table(run_dir / PREDICTED, run_id)
+                    self._replace([("predicted", rows)], ("predicted",), {"run_id": run_id})
+        for folder in sorted((run_dir / "attempts").glob("[0-9]*")):
+            self._attempt(folder, {"run_id": run_id, "attempt": int(folder.name)})
+
+    def datasets(self) -> None:
+        """Load the store's datasets, and those outside it that a run used; each version once, wherever it lies."""
+        found = {path.parent for path in (self.root / "datasets").glob(f"*/*/*/{MANIFEST}")}
+        for run_id, path in self._rows("select run_id, path from run_dataset order by all"):
+            if (self.root / path / MANIFEST).exists():
+                found.add(self.root / path)
+            else:
+                self.report.missing.append(f"run {run_id} used {self.root / path}, where there is no dataset now")
+        seen: set[str] = set()
+        for folder in sorted(found, key=lambda path: (Path(self._name(path)).is_absolute(), path)):
+            with self._refusing():
+                prepared, named = read_manifest(folder), self._name(folder)
+                if prepared.fingerprint in seen:
+                    continue
+                seen.add(prepared.fingerprint)
+                key = {"dataset": prepared.fingerprint}
+                moved = self._rows(
+                    "select path from dataset where dataset = $dataset and path <> $path", key | {"path": named}
+                )
+                with self._changed(folder / MANIFEST, anew=bool(moved)) as changed:
+                    for (old,) in moved:
+                        self._execute("delete from loaded where path = $path", {"path": f"{old}/{MANIFEST}"})
+                    if changed:
+                        self._replace(dataset_tables(prepared, named), OF_DATASET, key)
+
+    def _attempt(self, folder: Path, key: Mapping[str, Any]) -> None:
+        with self._refusing(), self._changed(folder / ATTEMPT) as changed:
+            if changed:
+                rows = attempt_table(read_facts(folder / ATTEMPT, AttemptFacts), **key)
+                self._replace([("attempt", rows)], ("attempt",), key)
+        if (folder / STEPS).exists():
+            with self._refusing():
+                self._ledger(folder / STEPS, key)
+
+    def _ledger(self, path: Path, key: Mapping[str, Any]) -> None:
+        data, name = path.read_bytes(), self._name(path)
+        lines, cut = complete_lines(data)
+        size = len(data) - (cut.size if cut else 0)
+        if cut:
+            self.report.cut.append(f"{path}:{cut.number}: the last line was cut after {cut.size} bytes")
+        start = self._still_there(name, data[:size])
+        if start == len(lines) and self._cut_line(name) == (cut and cut.number):
+            return
+        with transaction(self.connection):
+            if start == 0:
+                self._delete(OF_STEP, key)
+            for first in range(start, len(lines), LINES):
+                self._steps(path, first, lines[first : first + LINES], key)
+            self._remember(name, data[:size], lines=len(lines), cut=cut)
+        self.report.files += 1
+
+    def _steps(self, path: Path, first: int, lines: list[bytes], key: Mapping[str, Any]) -> None:
+        """Insert lines `first` and on (from 0) of a ledger; a step's last line stands."""
+        steps: dict[int, dict[str, Any]] = {}
+        for number, line in enumerate(lines, first + 1):
+            try:
+                parsed = parse_line(line)
+            except LedgerError as error:
+                raise LedgerError(f"{path}:{number}: {error}") from None
+            for name, value in key.items():
+                _same(f"{path}:{number}", name, parsed[name], value)
+            if steps.pop(parsed["step"], None) is not None:
+                self.report.repeated.append(f"{path}:{number}: step {parsed['step']} again; this line stands")
+            steps[parsed["step"]] = parsed
+        again = self._rows(
+            "select step from step where run_id = $run_id and attempt = $attempt and step in (select unnest($steps))",
+            {**key, "steps": list(steps)},
+        )
+        for (step,) in again:
+            self.report.repeated.append(f"{path}: step {step} again; its last line stands")
+            self._delete(OF_STEP, {**key, "step": step})
+        self._insert(step_tables(list(steps.values())).items())
+
+    @contextmanager
+    def _refusing(self) -> Generator[None]:
+        """Turn what is wrong with one file into a sentence of the report."""
+        try:
+            yield
+        except LedgerError as error:
+            self.report.refused.append(str(error))
+        except OSError as error:
+            self.report.refused.append(f"{error.filename}: cannot be read: {error.strerror}")
+
+    @contextmanager
+    def _changed(self, path: Path, *, anew: bool = False) -> Generator[bool]:
+        """Say whether a whole file is new or other than it was; what is done about it is one transaction."""
+        data, name = path.read_bytes(), self._name(path)
+        known = self._rows(
+            "select 1 from loaded where path = $path and digest = $digest", {"path": name, "digest": _digest(data)}
+        )
+        if known and not anew:
+            yield False
+            return
+        with transaction(self.connection):
+            yield True
+            self._remember(name, data)
+        self.report.files += 1
+
+    def _still_there(self, name: str, data: bytes) -> int:
+        """Lines of a ledger that were loaded before, if its beginning is what it was; else 0."""
+        for size, digest, lines in self._rows(
+            "select bytes, digest, lines from loaded where path = $path", {"path": name}
+        ):
+            if size <= len(data) and _digest(data[:size]) == digest:
+                return lines
+        return 0
+
+    def _cut_line(self, name: str) -> int | None:
+        return next(
+            (cut for (cut,) in self._rows("select cut_line from loaded where path = $path", {"path": name})), None
+        )
+
+    def _remember(self, name: str, data: bytes, *, lines: int | None = None, cut: CutLine | None = None) -> None:
+        self._execute("delete from loaded where path = $path", {"path": name})
+        values = {"path": name, "bytes": len(data), "digest": _digest(data), "lines": lines, "cut": cut and cut.number}
+        self._execute("insert into loaded values ($path, $bytes, $digest, $lines, $cut)", values)
+
+    def _replace(self, tables: Iterable[tuple[str, pa.Table]], owned: Iterable[str], key: Mapping[str, Any]) -> None:
+        self._delete(owned, key)
+        self._insert(tables)
+
+    def _delete(self, tables: Iterable[str], key: Mapping[str, Any]) -> None:
+        for table in tables:
+            self._execute(f"delete from {table} where " + " and ".join(f"{name} = ${name}" for name in key), key)
+
+    def _insert(self, tables: Iterable[tuple[str, pa.Table]]) -> None:
+        for name, rows in tables:
+            if len(rows):
+                self.connection.register("incoming", rows)
+                self.connection.execute(f"insert into {name} by name select * from incoming")
+                self.connection.unregister("incoming")
+                self.report.rows += len(rows)
+
+    def _rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
+        return self.connection.execute(sql, dict(values or {})).fetchall()
+
+    def _execute(self, sql: str, values: Mapping[str, Any]) -> None:
+        self.connection.execute(sql, dict(values))
+
+    def _name(self, path: Path) -> str:
+        """A path as the database keeps it: relative to the store where it lies inside it."""
+        whole, root = path.resolve(), self.root.resolve()
+        return whole.relative_to(root).as_posix() if whole.is_relative_to(root) else str(whole)
+
+
+def _same(place: Path | str, name: str, found: Any, wanted: Any) -> None:
+    if found != wanted:
+        raise LedgerError(
+            f"{place}: {name} is {found!r}, but its folder says {wanted!r}; a ledger stays in its own folder"
+        )
+
+
+def _digest(data: bytes) -> str:
+    return blake3(data).hexdigest()
