@@ -60,7 +60,7 @@ whole as (
     group by dataset.dataset
 )
 select run_id, 'plan = ledger' as rule, step, counter as subject,
-    predicted::varchar as expected, coalesce(actual::varchar, status) as found
+    coalesce(predicted::varchar, status) as expected, coalesce(actual::varchar, status) as found
 from plan_vs_actual
 where status = 'differs' or (status in ('missing', 'unknown', 'unplanned') and counter = 'pairs')
 union all

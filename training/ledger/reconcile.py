@@ -1,0 +1,106 @@
+"""Plan, ledger and manifests held against one another, to the integer.
+
+Three accounts of a run are made apart from each other: what the plan predicted from lengths alone, what the trainer
+counted from the packs it computed, and what the shards say of each pair that a step names. The view `discrepancy`
+compares them; here the ledger's files are compared with what was loaded of them as well, so that a line that cannot be
+read, or one that is there twice, is a difference too. A run is sound when the list is empty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from training.errors import LedgerError
+from training.ledger.record import parse_line
+from training.ledger.store import query
+from training.ledger.writer import STEPS, complete_lines
+
+SHOWN = 20
+"""Differences that an error message spells out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One place where two accounts of a run disagree."""
+
+    rule: str
+    """What should be equal."""
+    step: int | None
+    subject: str
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        place = f"step {self.step}, " if self.step is not None else ""
+        return f"{self.rule}: {place}{self.subject}: {self.expected} expected, {self.found} found"
+
+
+def reconcile(store_root: str | Path, run_id: str) -> list[Difference]:
+    """Every difference between a run's plan, ledger and manifests, in the newest published database.
+
+    Raises:
+        LedgerError: the database does not know the run.
+    """
+    root = Path(store_root)
+    if not query(root, "select 1 from run where run_id = ?", [run_id])[1]:
+        known = [name for (name,) in query(root, "select run_id from run order by created_at desc limit 5")[1]]
+        raise LedgerError(f"no run {run_id} is loaded; the newest are {known}; load the ledgers, or name another run")
+    sql = "select rule, step, subject, expected, found from discrepancy where run_id = ? order by all"
+    _, rows = query(root, sql, [run_id])
+    named = [dict(zip(("rule", "step", "subject", "expected", "found"), row, strict=True)) for row in rows]
+    differences = [Difference(**row) for row in named]
+    for path in sorted((root / "runs" / run_id / "attempts").glob(f"[0-9]*/{STEPS}")):
+        differences += _file_differences(root, path)
+    return differences
+
+
+def require_reconciled(store_root: str | Path, run_id: str) -> None:
+    """Nothing, when the run's accounts agree.
+
+    Raises:
+        LedgerError: they do not; the message spells out the first differences and says how many there are.
+    """
+    differences = reconcile(store_root, run_id)
+    if differences:
+        more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
+        raise LedgerError(
+            f"run {run_id}: differences between plan, ledger and manifests: {len(differences)}\n  "
+            + "\n  ".join(str(difference) for difference in differences[:SHOWN])
+            + more
+        )
+
+
+def _file_differences(root: Path, path: Path) -> list[Difference]:
+    """A ledger's lines that cannot be read or stand twice, and what of it is not in the database."""
+    name = path.relative_to(root).as_posix()
+    lines, _ = complete_lines(path.read_bytes())
+    whole = b"".join(line + b"\n" for line in lines)
+    found: list[Difference] = []
+    times: Counter[int] = Counter()
+    for number, line in enumerate(lines, 1):
+        try:
+            times[parse_line(line)["step"]] += 1
+        except LedgerError as error:
+            found.append(_of_file("line can be read", f"{name}:{number}", "a step", str(error)))
+    for step, count in times.items():
+        if count > 1:
+            found.append(_of_file("step once an attempt", name, "1 line", f"{count} lines", step))
+    rows = query(root, "select bytes, digest, lines from loaded where path = ?", [name])[1]
+    size, digest, loaded = rows[0] if rows else (0, "", 0)
+    if digest != blake3(whole).hexdigest() and (rows or lines):
+        found.append(_of_file("ledger is loaded", name, _amount(len(lines), len(whole)), _amount(loaded, size)))
+    return found
+
+
+def _of_file(rule: str, subject: str, expected: str, found: str, step: int | None = None) -> Difference:
+    return Difference(rule=rule, step=step, subject=subject, expected=expected, found=found)
+
+
+def _amount(lines: Any, size: Any) -> str:
+    return f"{lines} lines of {size} bytes in all"
