@@ -14,6 +14,9 @@ from collections.abc import Iterable, Iterator
 
 BLANK = re.compile(r"[\ufeff \t\r\n]*")
 
+ENDS = tuple(" \t\r\n,]")
+"""What may follow a number or a word."""
+
 TAIL = 16
 """A fault this near to the end of the text may be the end itself: no literal or escape is longer."""
 
@@ -88,9 +91,12 @@ class Window:
         while True:
             try:
                 _, end = self._scan(self.text, self.at)
-                if end < len(self.text) or not self.grow():
+                closed = self.text[self.at] in '{["' or self.text[end : end + 1] in ENDS
+                if closed or end < len(self.text) - TAIL:
                     value, self.at = self.text[self.at : end], end
                     return value
+                if not self.grow():  # 12 that was 123, 0 that was 0.5
+                    raise EndsInside(number, self.text[self.at :])
             except json.JSONDecodeError as error:
                 goes_on = error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - TAIL
                 if not goes_on:

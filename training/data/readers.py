@@ -163,10 +163,20 @@ def _objects(file: SourceFile) -> Iterator[tuple[str, Row]]:
 
 
 def _array(file: SourceFile) -> Iterator[tuple[str, Row]]:
-    number = 0
+    number, cut = 0, False
+
+    def until_cut() -> Iterator[bytes]:
+        nonlocal cut
+        try:
+            yield from blocks(file)
+        except CutShort:
+            cut = True
+
     try:
-        for number, text in enumerate(elements(_whole_blocks(file)), start=1):
+        for number, text in enumerate(elements(until_cut()), start=1):
             yield f"{file.name}#{number}", text
+        if cut:
+            yield f"{file.name}#{number + 1}", _cut_stream(file, CutShort())
     except EndsInside as end:
         where = f"{file.name}#{end.number}"
         detail = f"{where}: truncated: the file ends inside the array; elements after the last whole one are lost"
@@ -174,13 +184,6 @@ def _array(file: SourceFile) -> Iterator[tuple[str, Row]]:
     except Broken as broken:
         where = f"{file.name}#{broken.number}"
         raise SourceError(f"{where}: broken JSON: {broken.why}; the elements after it cannot be found") from None
-
-
-def _whole_blocks(file: SourceFile) -> Iterator[bytes]:
-    try:
-        yield from blocks(file)
-    except CutShort:
-        return  # the array is then not closed, which says the same
 
 
 def _header(file: SourceFile, cells: list[str]) -> list[str]:
