@@ -1,0 +1,221 @@
+"""One start of a run: lock its folder, load, resume, train, save, export, and say how it ended."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from training.checkpoint import Checkpoint, restore, save
+from training.config import dump
+from training.errors import TrainingError
+from training.export import Lineage, export
+from training.ledger.facts import AttemptFacts
+from training.ledger.flops import model_shape
+from training.ledger.record import StepRecord
+from training.ledger.writer import Attempt, LedgerWriter, close_attempt, open_attempt
+from training.loop import Progress, Work, train
+from training.model import Policy
+from training.parallel.device import Device
+from training.reference import Floats, align, compute_reference, open_reference, place_of
+from training.scores import open_policy
+from training.setup import Prepared
+from training.step import build_optimizer, parameter_groups
+
+log = logging.getLogger("training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What an attempt came to: its number, the last step that is saved, and that step's record if it made one."""
+
+    attempt: int
+    step: int
+    record: StepRecord | None
+
+
+def attempt_run(
+    run: Prepared,
+    checkpoint: Checkpoint | None,
+    device: Device,
+    *,
+    dagster_run_id: str | None,
+    progress: Progress,
+    stop: Callable[[], bool],
+) -> Done:
+    """Start or resume a run whose folder is owned; its record says `finished`, `stopped` or `failed` afterwards."""
+    config, topology = run.config, run.config.devices.topology
+    start = 1 if checkpoint is None else checkpoint.step + 1
+    facts = AttemptFacts(
+        dagster_run_id=dagster_run_id,
+        from_step=start,
+        started_at=datetime.now(UTC),
+        device=f"{device.kind} ({device.name})",
+        **topology.model_dump(),
+        pack_tokens=run.pack_tokens,
+        peak_flops=config.devices.peak_flops,
+    )
+    attempt = open_attempt(run.run_dir, config_toml=dump(config), facts=facts)
+    writer = LedgerWriter(attempt.steps)
+    outcome = "failed"
+    try:
+        with logged(attempt.folder / "output.log"):
+            log.info("%s, attempt %d: steps %d to %d on %s", run.run_id, attempt.number, start, run.total, device.name)
+            work = _work(run, attempt, checkpoint, device)
+
+            def keep(step: int) -> None:
+                writer.flush()
+                _save(work, run, step)
+
+            record = train(work, start=start, writer=writer, save=keep, stop=stop, progress=progress)
+            step = record.step if record else start - 1
+            if step >= run.total:
+                _export(work, run, step)
+            writer.close()
+            outcome = "finished" if step >= run.total else "stopped"
+            log.info("%s %s at step %d", run.run_id, outcome, step)
+            return Done(attempt=attempt.number, step=step, record=record)
+    finally:
+        close_attempt(attempt, outcome=outcome, gaps=writer.gaps)
+
+
+def _work(run: Prepared, attempt: Attempt, checkpoint: Checkpoint | None, device: Device) -> Work:
+    """Load, prove and score the base model, then put the checkpoint's state over it."""
+    policy = open_policy(run.config.model, device)
+    for note in policy.notes:
+        log.info("%s", note)
+    reference = references(run, policy, device)  # of the base model: before a checkpoint takes its place
+    optimizer = build_optimizer(policy.module, run.config.optimizer)
+    if checkpoint is not None:
+        restore(checkpoint, policy.module, optimizer)
+        log.info("resumed from %s", checkpoint.folder)
+    return Work(
+        config=run.config,
+        run_id=run.run_id,
+        attempt=attempt.number,
+        plan=run.plan,
+        datasets=run.datasets,
+        policy=policy,
+        optimizer=optimizer,
+        device=device,
+        reference=reference,
+        pack_tokens=run.pack_tokens,
+        shape=model_shape(policy.module.config.to_dict()),
+    )
+
+
+def references(run: Prepared, policy: Policy, device: Device) -> Floats:
+    """Reference log-probs of the plan's pairs, float32[2, pairs]: read, computed where missing, or 0 where none are."""
+    config = run.config
+    if not config.objective.reads_reference:
+        return np.zeros((2, len(run.plan.table)), np.float32)
+    model, precision = run.identity["reference"], config.model.dtype
+    scores = {}
+    for name, dataset in run.datasets.items():
+        folder = place_of(run.store, name, model, precision)
+        found = open_reference(folder, dataset=name, model=model, precision=precision)
+        if found is None:
+            log.info("scoring dataset %s with the reference %s", name, model)
+            found = compute_reference(
+                policy,
+                dataset,
+                folder,
+                model=model,
+                precision=precision,
+                layout=config.plan.layout,
+                device=device,
+                room=run.pack_tokens,
+            )
+        scores[name] = found
+    return align(run.plan.table, scores)
+
+
+def _save(work: Work, run: Prepared, step: int) -> None:
+    facts = {
+        "run_id": run.run_id,
+        "fingerprint": run.fingerprint,
+        "position": {"plan": run.plan.fingerprint, "epoch": run.plan.epoch_of(step), "step": step},
+        "total_steps": run.total,
+        "topology": run.config.devices.topology.model_dump(),
+        "ledger": {"attempt": work.attempt, "step": step},
+        "parameter_groups": parameter_groups(work.policy.module),
+    }
+    save(
+        run.run_dir / "checkpoints",
+        step=step,
+        module=work.policy.module,
+        optimizer=work.optimizer,
+        identity=run.identity,
+        facts=facts,
+        keep=run.config.save.keep,
+    )
+
+
+def _export(work: Work, run: Prepared, steps: int) -> None:
+    table = run.plan.table
+    shown = np.concatenate([run.plan.pairs_of(step) for step in range(1, steps + 1)])
+    counted = np.bincount(table.source[shown], minlength=len(table.sources))
+    supervised = table.chosen_loss.astype(np.int64) + table.rejected_loss
+    lineage = Lineage(
+        run_id=run.run_id,
+        base=run.config.model.path,
+        identity=run.identity,
+        steps=steps,
+        pairs_by_source={name: int(n) for name, n in zip(table.sources, counted, strict=True) if n},
+        tokens={
+            "source tokens": int(table.tokens(run.config.plan.layout)[shown].sum()),
+            "supervised tokens": int(supervised[shown].sum()),
+        },
+        objective=run.config.objective.model_dump(),
+    )
+    base = Path(run.config.model.path)
+    tokenizer = Path(next(iter(run.datasets.values())).manifest.tokenizer_path)
+    export(
+        work.policy,
+        run.run_dir / "export",
+        source=base,
+        tokenizer=tokenizer if tokenizer.is_dir() else base,
+        dtype=run.config.save.export_dtype,
+        lineage=lineage,
+    )
+
+
+@contextmanager
+def owned(run_dir: Path) -> Iterator[None]:
+    """Hold a run folder; the lock is the operating system's and goes with the process, however it ends.
+
+    Raises:
+        TrainingError: another process holds it; names that process.
+    """
+    with (run_dir / "lock").open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            raise TrainingError(f"{run_dir} is in use by {owner}; wait for it, or end it") from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+        yield
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Keep what this run logs in a file as well."""
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,180 @@
+"""A run: `python -m training.run --config RUN.toml --store DIR [--partition P]`.
+
+A run is its identity: the plan, the model, the reference and the recipes of objective and optimizer. Starting it again
+continues where its newest complete checkpoint is, whoever starts it; starting a finished one does nothing. Everything
+it writes lies in `runs/RUN_ID/`, which one process at a time may own.
+
+Exit codes are those of `training.errors`, 128 + n for signal n: SIGTERM and SIGINT end a run after its current step,
+with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.attempt import attempt_run, owned
+from training.checkpoint import check_identity, newest
+from training.config import RunConfig, load_run
+from training.errors import PairLedgerError
+from training.ledger.record import StepRecord
+from training.loop import Progress
+from training.parallel.device import pick
+from training.setup import Prepared, describe, prepare
+
+log = logging.getLogger("training")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run stands: the last step that is saved, and the folder of the exported model once it is finished.
+
+    `metrics` are those of the attempt's last step; empty when it had nothing to do.
+    """
+
+    run_id: str
+    run_dir: Path
+    attempt: int | None
+    steps: int
+    finished: bool
+    export: Path | None
+    metrics: Mapping[str, float]
+
+
+def run_training(
+    config: RunConfig,
+    store: Path,
+    *,
+    partition: str | None = None,
+    dagster_run_id: str | None = None,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> RunResult:
+    """Train, or continue, or find the run finished.
+
+    Raises:
+        PairLedgerError: what `training.errors` holds; nothing is taken from the run folder's earlier state then.
+    """
+    device = pick(config.devices.kind)
+    run = prepare(config, store, partition)
+    run.run_dir.mkdir(parents=True, exist_ok=True)
+    with owned(run.run_dir):
+        checkpoint, skipped = newest(run.run_dir / "checkpoints")
+        for sentence in skipped:
+            log.warning("%s", sentence)
+        if checkpoint is not None:
+            check_identity(checkpoint, run.identity)
+            if checkpoint.step >= run.total and (run.run_dir / "export").is_dir():
+                log.info("%s is finished at step %d; nothing to do", run.run_id, checkpoint.step)
+                return _result(run, None, checkpoint.step, None)
+        describe(run, partition)
+        done = attempt_run(
+            run, checkpoint, device, dagster_run_id=dagster_run_id, progress=progress or log_progress, stop=stop
+        )
+        return _result(run, done.attempt, done.step, done.record)
+
+
+def _result(run: Prepared, attempt: int | None, steps: int, record: StepRecord | None) -> RunResult:
+    exported = run.run_dir / "export"
+    finished = steps >= run.total
+    return RunResult(
+        run_id=run.run_id,
+        run_dir=run.run_dir,
+        attempt=attempt,
+        steps=steps,
+        finished=finished,
+        export=exported if finished else None,
+        metrics={} if record is None else metrics(record),
+    )
+
+
+def metrics(record: StepRecord) -> dict[str, float]:
+    """A step's numbers as means over its pairs; what is unknown is left out."""
+    pairs = len(record.pairs)
+    sums = {
+        "accuracy": record.wins,
+        "ties": record.ties,
+        "chosen_reward": record.chosen_reward_sum,
+        "rejected_reward": record.rejected_reward_sum,
+    }
+    means = {name: value / pairs for name, value in sums.items() if value is not None}
+    return means if record.loss is None else {"loss": record.loss, **means}
+
+
+def log_progress(record: StepRecord, total: int) -> None:
+    """One plain line a step."""
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics(record).items())
+    log.info("step %d/%d  epoch %d  %s", record.step, total, record.epoch, shown)
+
+
+def store_root(given: str | None) -> Path:
+    """Where runs are kept: as given, else PAIRLEDGER_STORE, else pairledger.toml's store, else ./pairledger-store."""
+    if given or os.environ.get("PAIRLEDGER_STORE"):
+        return Path(given or os.environ["PAIRLEDGER_STORE"])
+    project = Path("pairledger.toml")
+    if project.is_file():
+        return Path(tomllib.loads(project.read_text(encoding="utf-8")).get("store", "store"))
+    return Path("pairledger-store")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; gives its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m training.run", description="Train one run, or continue it.")
+    parser.add_argument("--config", required=True, help="RUN.toml")
+    parser.add_argument("--store", help="folder that holds runs/, references/ and plans/")
+    parser.add_argument("--partition", help="name of the partition this run belongs to")
+    asked = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    caught: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, _: caught.append(n))
+    try:
+        with reporting() as (report, dagster_run_id):
+            result = run_training(
+                load_run(asked.config),
+                store_root(asked.store),
+                partition=asked.partition,
+                dagster_run_id=dagster_run_id,
+                stop=lambda: bool(caught),
+            )
+            report(
+                {
+                    "run_id": result.run_id,
+                    "steps": result.steps,
+                    "finished": result.finished,
+                    "export": str(result.export) if result.export else None,
+                    **result.metrics,
+                }
+            )
+    except PairLedgerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if caught and not result.finished:
+        return 128 + caught[0]
+    return 0
+
+
+@contextmanager
+def reporting() -> Iterator[tuple[Callable[[Mapping[str, Any]], None], str | None]]:
+    """What to report the result to, and the Dagster run that started this process, if one did."""
+    if "DAGSTER_PIPES_CONTEXT" not in os.environ or int(os.environ.get("RANK", "0")):
+        yield lambda result: print(json.dumps(result)), None
+        return
+    from dagster_pipes import open_dagster_pipes
+
+    with open_dagster_pipes() as pipes:
+        yield pipes.report_custom_message, pipes.run_id
+
+
+if __name__ == "__main__":
+    sys.exit(main())
