@@ -1,0 +1,135 @@
+"""Evaluation of a trained model: how it judges held-out pairs, and what it answers.
+
+Judging is teacher-forced: accuracy is the share of pairs whose chosen side has the higher reward, beta times the log
+ratio to the reference, strictly; ties are shown apart. A model can win every pair and still write badly, so answers are
+generated as well, greedily, by transformers' own code from the exported folder alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from training.config import ModelConfig
+from training.errors import InputError, ModelError
+from training.geometry import Layout
+from training.parallel.device import Device
+from training.reference import Floats, score_pairs
+from training.scores import open_policy
+
+if TYPE_CHECKING:
+    from training.data.plan import StepPlan
+    from training.data.shards import Dataset
+    from training.data.tokenize import TokenizedPair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Sums over pairs, so that judgements of parts add up: strict wins, ties, rewards."""
+
+    pairs: int
+    wins: int
+    ties: int
+    chosen_reward_sum: float
+    rejected_reward_sum: float
+
+    @property
+    def accuracy(self) -> float:
+        """Share of strict wins."""
+        return self.wins / self.pairs
+
+    @property
+    def margin(self) -> float:
+        """Mean of the chosen less the rejected reward."""
+        return (self.chosen_reward_sum - self.rejected_reward_sum) / self.pairs
+
+
+def judge_model(
+    model: Path,
+    plan: StepPlan,
+    datasets: Mapping[str, Dataset],
+    reference: Floats,
+    *,
+    beta: float,
+    layout: Layout,
+    precision: str,
+    device: Device,
+    room: int,
+) -> dict[str, Judgement]:
+    """Judge a plan's held-out pairs by source, with all of them as `""`; `reference` is float32[2, pairs of the table].
+
+    Raises:
+        InputError: the plan holds nothing out.
+    """
+    held, table = plan.held_out, plan.table
+    if not len(held):
+        raise InputError("the plan holds no pair out; set data.held_out_share to judge a model on pairs it did not see")
+
+    def take(place: int) -> TokenizedPair:
+        i = held[place]
+        return datasets[table.datasets[table.dataset[i]]].take(int(table.shard[i]), int(table.row[i]))
+
+    logps = score_pairs(
+        open_policy(ModelConfig(path=str(model)), device),
+        take,
+        table.tokens(layout)[held].tolist(),
+        room=room,
+        layout=layout,
+        precision=precision,
+        device=device,
+    )
+    rewards = beta * (logps.astype(np.float64) - reference[:, held].T)
+    sources = table.source[held]
+    by_source = {table.sources[code]: judgement(rewards[sources == code]) for code in np.unique(sources)}
+    return {"": judgement(rewards), **by_source}
+
+
+def judgement(rewards: npt.NDArray[np.float64]) -> Judgement:
+    """Judge pairs by their rewards, float64[n, 2] (chosen, rejected)."""
+    chosen, rejected = rewards[:, 0], rewards[:, 1]
+    return Judgement(
+        pairs=len(rewards),
+        wins=int((chosen > rejected).sum()),
+        ties=int((chosen == rejected).sum()),
+        chosen_reward_sum=float(chosen.sum()),
+        rejected_reward_sum=float(rejected.sum()),
+    )
+
+
+@torch.no_grad()
+def answers(model: Path, prompts: Sequence[str], *, device: Device, max_new_tokens: int = 64) -> list[str]:
+    """Greedy answers to prompts, each as a user's turn where the tokenizer has a chat template, else as text.
+
+    Raises:
+        ModelError: the folder has no tokenizer or model that transformers loads.
+    """
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
+        module: Any = AutoModelForCausalLM.from_pretrained(model, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{model}: cannot be loaded to answer prompts: {error}") from None
+    module = module.to(device.torch).eval()
+    return [_answer(module, tokenizer, prompt, device, max_new_tokens) for prompt in prompts]
+
+
+def _answer(module: Any, tokenizer: Any, prompt: str, device: Device, max_new_tokens: int) -> str:
+    text = prompt
+    if tokenizer.chat_template:
+        turns = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    asked = tokenizer(text, add_special_tokens=not tokenizer.chat_template, return_tensors="pt").to(device.torch)
+    made = module.generate(
+        input_ids=asked["input_ids"],
+        attention_mask=asked["attention_mask"],
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        pad_token_id=tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+    )
+    return tokenizer.decode(made[0, asked["input_ids"].shape[1] :], skip_special_tokens=True).strip()
