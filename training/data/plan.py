@@ -178,7 +178,7 @@ def make_plan(datasets: Sequence[Prepared], data: DataConfig, plan: PlanConfig) 
         duplicates=data.duplicates,
     )
     limits = [dataset.max_tokens for dataset in unique.values()]
-    longest = int(np.maximum(table.chosen, table.rejected).max(initial=0)) + int(table.prompt.max(initial=0))
+    longest = int((table.prompt + np.maximum(table.chosen, table.rejected)).max(initial=0))
     max_tokens = max(longest if limit is None else limit for limit in limits)
     made = _assemble(settings, table, held_out(table.prompt_key, data.held_out_share, data.salt), found, max_tokens)
     room = plan.pack_tokens or 2 * max_tokens
