@@ -139,7 +139,7 @@ class Refused(Exception):
         assert reason in REASONS, reason
         super().__init__(reason, detail)
         self.reason = reason
-        self.detail = detail
+        self.detail = detail.encode("utf-8", "backslashreplace").decode()
 
 
 def make_pair(
@@ -150,16 +150,15 @@ def make_pair(
     tools: Sequence[dict[str, Any]] = (),
     source: str,
     locator: str,
-    row: str | None = None,
 ) -> Pair | Rejection:
     """Judge two conversations, `prompt + chosen` and `prompt + rejected`, and split them where they part.
 
-    `prompt` may be empty: the shared history is found either way. `row` goes into the rejection, if there is one.
+    `prompt` may be empty: the shared history is found either way.
     """
     try:
         history, ours, theirs = split(prompt, chosen, rejected)
     except Refused as refusal:
-        return Rejection(source=source, locator=locator, reason=refusal.reason, detail=refusal.detail, row=row)
+        return Rejection(source=source, locator=locator, reason=refusal.reason, detail=refusal.detail)
     return Pair(prompt=history, chosen=ours, rejected=theirs, tools=tuple(tools), source=source, locator=locator)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any, cast
 
@@ -148,33 +148,38 @@ def rename(record: Record, mapping: Mapping[str, str]) -> Record:
 
 
 def _judge(chunk: RawChunk, where: str, row: Row) -> Iterator[Pair | Rejection]:
-    text = row.text if isinstance(row, Fault) else None if isinstance(row, dict) else row.decode("utf-8", "replace")
     try:
         record = rename(_record(chunk.kind, where, row), chunk.mapping)
-        text = text if text is not None else json.dumps(row, ensure_ascii=False, default=repr)
         drafts = list(convert(FORMATS[chunk.format], record))
     except Refused as refusal:
-        yield _reject(chunk, where, refusal, text)
+        yield _reject(chunk, where, refusal, row)
         return
     for draft in drafts:
-        locator = where + draft.part
         try:
             chosen, rejected, tools = settle(draft, record)
         except Refused as refusal:
-            yield _reject(chunk, locator, refusal, text)
-        else:
-            yield make_pair((), chosen, rejected, tools=tools, source=chunk.source, locator=locator, row=text)
+            yield _reject(chunk, where + draft.part, refusal, row)
+            continue
+        made = make_pair((), chosen, rejected, tools=tools, source=chunk.source, locator=where + draft.part)
+        yield replace(made, row=_text(row)) if isinstance(made, Rejection) else made
 
 
-def _reject(chunk: RawChunk, locator: str, refusal: Refused, text: str | None) -> Rejection:
-    return Rejection(source=chunk.source, locator=locator, reason=refusal.reason, detail=refusal.detail, row=text)
+def _reject(chunk: RawChunk, locator: str, refusal: Refused, row: Row) -> Rejection:
+    return Rejection(source=chunk.source, locator=locator, reason=refusal.reason, detail=refusal.detail, row=_text(row))
+
+
+def _text(row: Row) -> str:
+    """The row as quarantine keeps it."""
+    if isinstance(row, bytes):
+        return row.decode("utf-8", "replace")
+    return row.text if isinstance(row, Fault) else json.dumps(row, ensure_ascii=False, default=repr)
 
 
 def _record(kind: str, where: str, row: Row) -> Record:
     if isinstance(row, Fault):
         raise Refused(row.reason, row.detail)
     if isinstance(row, dict):
-        return {name: _cell(value) for name, value in row.items()} if kind == "csv" else row
+        return {name: _cell(value) for name, value in row.items()} if kind == "csv" else _without_padding(row)
     try:
         value = decode(row)
     except UnicodeDecodeError as error:
@@ -199,9 +204,20 @@ def _cell(value: str) -> Any:
 
 def _rows(chunk: RawChunk) -> Iterator[tuple[str, Row]]:
     if isinstance(chunk.rows, bytes):
-        records = pa.ipc.open_stream(chunk.rows).read_all().to_pylist()
-        return zip(chunk.locators, map(_without_padding, records), strict=True)
+        table = pa.ipc.open_stream(chunk.rows).read_all()
+        try:
+            records: list[Row] = table.to_pylist()
+        except UnicodeDecodeError:
+            records = [_row_of(table, index) for index in range(table.num_rows)]
+        return zip(chunk.locators, records, strict=True)
     return zip(chunk.locators, chunk.rows, strict=True)
+
+
+def _row_of(table: pa.Table, index: int) -> Row:
+    try:
+        return table.slice(index, 1).to_pylist()[0]
+    except UnicodeDecodeError as error:
+        return Fault(reason="not_utf8", detail=f"a text is not UTF-8: {error.reason}", text="")
 
 
 def _without_padding(record: Record) -> Record:
@@ -265,7 +281,8 @@ def _sample(file: SourceFile | Table) -> list[Record]:
         rows = islice(TEXT_READERS[file.kind](file), SAMPLE)
         return [record for _, row in rows for record in _readable(file.kind, row)]
     first = next(_batches(file, SAMPLE, ()), None)
-    return [] if first is None else [_without_padding(record) for record in first.to_pylist()]
+    rows = [] if first is None else [_row_of(first, index) for index in range(first.num_rows)]
+    return [record for row in rows for record in _readable(file.name, row)]
 
 
 def _readable(kind: str, row: Row) -> list[Record]:

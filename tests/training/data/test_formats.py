@@ -287,6 +287,7 @@ def test_labels_and_votes(columns: str, label: object, winner: int | str, tmp_pa
         ({"completions": [{"text": "x", "score": 1}]}, "too_few"),
         ({"completions": "x"}, "too_few"),
         ({"completions": None}, "null"),
+        ({"completions": "[", "scores": "[1"}, "too_few"),
     ],
 )
 def test_lists_that_cannot_be_ranked(answers: dict[str, Any], reason: str, tmp_path: Path) -> None:

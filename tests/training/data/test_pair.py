@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from training.data.pair import REASONS, Message, Pair, Rejection, make_pair
+from training.data.pair import REASONS, Message, Pair, Refused, Rejection, make_pair
 
 
 def turns(text: str) -> tuple[Message, ...]:
@@ -16,7 +16,7 @@ def turns(text: str) -> tuple[Message, ...]:
 
 
 def judge(prompt: str, chosen: str, rejected: str) -> Pair | Rejection:
-    return make_pair(turns(prompt), turns(chosen), turns(rejected), source="s", locator="f:1", row="{}")
+    return make_pair(turns(prompt), turns(chosen), turns(rejected), source="s", locator="f:1")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,18 @@ def test_broken_rule_is_named(prompt: str, chosen: str, rejected: str, reason: s
     assert isinstance(found, Rejection)
     assert found.reason == reason
     assert detail in found.detail
-    assert (found.source, found.locator, found.row) == ("s", "f:1", "{}")
+    assert (found.source, found.locator) == ("s", "f:1")
 
 
 def test_unknown_role_is_refused() -> None:
     found = make_pair((Message(role="judge", content="x"),), turns("a:x"), turns("a:y"), source="s", locator="f:1")
     assert isinstance(found, Rejection)
     assert (found.reason, "'judge'" in found.detail) == ("unknown_role", True)
+
+
+def test_a_refusal_can_always_be_written() -> None:
+    """A detail may quote half of a surrogate pair, which no file can hold."""
+    assert Refused("bad_unicode", "found: \ud800").detail == r"found: \ud800"
 
 
 def call(arguments: object) -> Message:

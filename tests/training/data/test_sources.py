@@ -271,6 +271,25 @@ def test_csv_cells(tmp_path: Path) -> None:
     ]
 
 
+def test_csv_lists_of_scored_answers(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        csv.writer(stream).writerows([["prompt", "completions", "scores"], ["q", '["y", "x"]', "[1, 2.5]"]])
+    assert [told(outcome) for outcome in read(path)] == ["u:q | a:x | a:y"]
+
+
+def test_table_texts_that_are_not_utf8(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(rows(3))
+    raw = pa.array([b"q0", b"q\xff", b"q2"]).cast(pa.binary())
+    broken = table.set_column(0, "prompt", pa.Array.from_buffers(pa.string(), 3, raw.buffers()))
+    pq.write_table(broken, tmp_path / "pairs.parquet")
+    assert [told(outcome) for outcome in read(tmp_path)] == [
+        "u:q0 | a:x | a:y",
+        "not_utf8 @ pairs.parquet#row 2",
+        "u:q2 | a:x | a:y",
+    ]
+
+
 def test_csv_that_ends_inside_a_cell(tmp_path: Path) -> None:
     path = tmp_path / "pairs.csv"
     path.write_bytes(b'prompt,chosen,rejected\nq,x,y\nq,"x\xff",y\nq,x,"y and')

@@ -61,7 +61,7 @@ def labelled(record: Record, columns: tuple[str, ...]) -> Iterator[Draft]:
 def ranked(record: Record, columns: tuple[str, ...]) -> Iterator[Draft]:
     """A list of answers with their scores or ranks: the best against the worst."""
     answers = field(record, columns[0])
-    listed = json.loads(answers.value) if isinstance(answers.value, str) and answers.value[:1] == "[" else answers.value
+    listed = _list(answers.value)
     if not isinstance(listed, list):
         raise Refused("null" if listed is None else "too_few", f"field {answers.name}: {kind(listed)}, not a list")
     items = cast("list[object]", listed)
@@ -102,6 +102,14 @@ def side(where: str, label: object, columns: tuple[str, ...]) -> int | None:
     raise Refused("bad_label", f"{where}: {found} names neither {columns[0]} nor {columns[1]}, and is no tie")
 
 
+def _list(value: object) -> object:
+    """The value; where it is text, as in CSV, the list that its JSON says."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
 def _majority(votes: dict[str, int | None]) -> int:
     given = list(votes.values())
     for candidate in (0, 1):
@@ -122,7 +130,7 @@ def _prompt(record: Record) -> Field | None:
 def _scores(record: Record, name: str, items: list[object]) -> list[float]:
     """One number an answer, more is better."""
     for key in (*SCORES, RANK):
-        beside = record.get(f"{key}s")
+        beside = _list(record.get(f"{key}s"))
         if isinstance(beside, list):
             column = cast("list[object]", beside)
             if len(column) != len(items):

@@ -1,0 +1,122 @@
+"""No row is lost: whatever stands in a file, each row comes out as a pair or as a rejection, and nothing is raised."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.data.rows import spec
+from training.data.formats import FORMATS
+from training.data.pair import REASONS, Pair
+from training.data.sources import RawChunk, chunks, open_source, parse
+
+TEXT = st.sampled_from(["", " ", "q", "x", "y", "\n\nHuman: q\n\nAssistant: x", "\n\nHuman:", "[", "ü\u2028", "\ud800"])
+ROLE = st.sampled_from(["user", "assistant", "system", "tool", "human", "gpt", "function_call", "observation", "judge"])
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 3) | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=4,
+)
+MESSAGE = st.fixed_dictionaries(
+    {}, optional={"role": ROLE, "content": TEXT | ANY, "from": ROLE, "value": TEXT, "tool_calls": ANY, "name": ANY}
+)
+ANSWER = TEXT | st.lists(MESSAGE, max_size=4) | MESSAGE | st.lists(TEXT, max_size=2) | ANY
+SCORED = st.fixed_dictionaries({}, optional={"response": ANSWER, "score": ANY, "rank": ANY})
+COLUMNS: dict[str, Any] = {
+    **dict.fromkeys(["prompt", "chosen", "rejected", "conversations", "instruction", "input", "output_1"], ANSWER),
+    **dict.fromkeys(["output_2", "system", "tools", "history", "label", "annotator1", "images", "scores"], ANY),
+    "completions": st.lists(SCORED | TEXT, max_size=3) | ANY,
+}
+ROW = st.fixed_dictionaries({}, optional=COLUMNS)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(ROW | ANY, min_size=1, max_size=4), st.sampled_from(sorted(FORMATS)))
+def test_any_row_is_a_pair_or_a_rejection(rows: list[Any], form: str) -> None:
+    texts = tuple(json.dumps(row).encode() for row in rows)
+    where = tuple(f"f:{i}" for i in range(len(rows)))
+    chunk = RawChunk(source="s", format=form, mapping={}, kind="lines", locators=where, rows=texts)
+    found = parse(chunk)
+    assert [name for name in dict.fromkeys(o.locator.partition(" ")[0] for o in found)] == list(where)
+    for outcome in found:
+        if isinstance(outcome, Pair):
+            assert outcome.prompt[-1].role in ("user", "tool")
+            assert {side[i].role for side in (outcome.chosen, outcome.rejected) for i in (0, -1)} == {"assistant"}
+            assert outcome.chosen[0] != outcome.rejected[0] or outcome.chosen[0].tool_calls
+            assert all(m.content.encode() or m.role in ("system", "tool") or m.tool_calls for m in outcome.prompt)
+        else:
+            assert outcome.reason in REASONS
+            assert outcome.row is not None
+
+
+GOOD = {"prompt": "q", "chosen": "x", "rejected": "y"}
+LINES = {
+    "pair": json.dumps(GOOD),
+    "null": json.dumps({**GOOD, "rejected": None}),
+    "broken_json": '{"prompt": "q"',
+    "not_an_object": "7",
+    "identical": json.dumps({**GOOD, "rejected": "x"}),
+    "missing_field": json.dumps({"prompt": "q"}),
+}
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.sampled_from([*LINES, "blank"]), max_size=12),
+    st.lists(st.sampled_from(sorted(LINES)), max_size=6),
+    st.integers(1, 5),
+)
+def test_no_line_is_lost(first: list[str], second: list[str], size: int) -> None:
+    """Input rows by kind = outcomes by kind, for two files and any chunk size; blank lines are no rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, kinds in (("a.jsonl", ["pair", *first]), ("b.jsonl", second)):
+            lines = [LINES.get(kind, " ") for kind in kinds]
+            (Path(folder) / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        source = open_source(spec(folder))
+        taken = list(chunks(source, size))
+    rows = [kind for kind in ["pair", *first, *second] if kind != "blank"]
+    assert sum(map(len, taken)) == len(rows)
+    assert max(map(len, taken)) <= size
+    found = [outcome for chunk in taken for outcome in parse(chunk)]
+    assert ["pair" if isinstance(o, Pair) else o.reason for o in found] == rows
+    expected = [f"a.jsonl:{i}" for i, kind in enumerate(["pair", *first], start=1) if kind != "blank"]
+    assert [o.locator for o in found] == expected + [f"b.jsonl:{i + 1}" for i in range(len(second))]
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.sampled_from(["pair", "null", "identical"]), min_size=1, max_size=9), st.integers(1, 4))
+def test_no_row_of_a_table_is_lost(kinds: list[str], size: int) -> None:
+    table = pa.Table.from_pylist([json.loads(LINES[kind]) for kind in ["pair", *kinds]])
+    with tempfile.TemporaryDirectory() as folder:
+        pq.write_table(table, Path(folder) / "a.parquet", row_group_size=3)
+        taken = list(chunks(open_source(spec(folder)), size))
+    found = [outcome for chunk in taken for outcome in parse(chunk)]
+    assert sum(map(len, taken)) == len(found) == len(kinds) + 1
+    assert Counter("pair" if isinstance(o, Pair) else o.reason for o in found) == Counter(["pair", *kinds])
+    assert [o.locator for o in found] == [f"a.parquet#row {i + 1}" for i in range(len(found))]
+
+
+@pytest.mark.parametrize(("chosen", "rejected"), [(1, 1), (2, 3), (3, 1)])
+def test_lists_give_their_product(chosen: int, rejected: int) -> None:
+    row = {"prompt": "q", "chosen": [f"x{i}" for i in range(chosen)], "rejected": [f"y{i}" for i in range(rejected)]}
+    chunk = RawChunk(
+        source="s",
+        format="explicit",
+        mapping={},
+        kind="lines",
+        locators=("f:1",),
+        rows=(json.dumps(row).encode(),),
+    )
+    found = parse(chunk)
+    texts = {(o.chosen[0].content, o.rejected[0].content) for o in found if isinstance(o, Pair)}
+    assert len(found) == len(texts) == chosen * rejected
+    assert len({o.locator for o in found}) == len(found)
