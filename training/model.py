@@ -120,8 +120,8 @@ def inspect(path: str | Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
 
 def _unserved(config: PreTrainedConfig, skeleton: PreTrainedModel) -> Iterator[str]:
     for name, module in skeleton.named_modules():
-        if UNSERVED_LAYERS.search(type(module).__name__):
-            yield f"layer {name} is a {type(module).__name__}; only attention over spans is served, so no such layer is"
+        if UNSERVED_LAYERS.search(type(module).__name__) and not isinstance(module, PreTrainedModel):
+            yield f"layer {name} is a {type(module).__name__}; only attention over spans is served"
     types = set(getattr(config, "layer_types", None) or ())
     if types - SERVED_LAYER_TYPES:
         yield f"layers of type {', '.join(sorted(types - SERVED_LAYER_TYPES))} are not served"

@@ -107,11 +107,11 @@ def write_model(folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def run_config(model: Path, **sections: dict[str, Any]) -> RunConfig:
+def run_config(folder: Path, **sections: dict[str, Any]) -> RunConfig:
     values: dict[str, dict[str, Any]] = {
         "data": {"datasets": ("memory",)},
         "plan": {"pairs_per_step": 8, "epochs": 2, "pack_tokens": 48},
-        "model": {"path": str(model)},
+        "model": {"path": str(folder)},
         "optimizer": {"lr": 3e-3, "weight_decay": 0.01, "warmup_steps": 2, "schedule": "linear"},
         "devices": {"kind": "cpu"},
         "save": {"steps": 3},
