@@ -27,7 +27,7 @@ from training.ledger.record import parse_line
 from training.ledger.rows import attempt_table, predicted_table, run_tables, step_tables
 from training.ledger.writer import STEPS, CutLine, complete_lines
 
-LINES = 4096
+LINES = 1024
 """Lines of a ledger that are turned into rows at once."""
 OF_STEP = ("step", "step_source", "step_pair")
 OF_DATASET = ("dataset", "source", "shard", "pair", "quarantine")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from training.errors import LedgerError
@@ -41,12 +43,10 @@ def step_tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, pa.Table]:
 
 def _inner(lines: Sequence[Mapping[str, Any]], field: str, declared: Mapping[str, Column]) -> pa.Table:
     lengths = [len(line[field][next(iter(declared))]) for line in lines]
-    columns = {
-        name: _array(STEP[name], [value for line, n in zip(lines, lengths, strict=True) for value in [line[name]] * n])
-        for name in OF_STEP
-    }
+    of_line = pa.array(np.repeat(np.arange(len(lines)), lengths))
+    columns = {name: _array(STEP[name], [line[name] for line in lines]).take(of_line) for name in OF_STEP}
     for name, column in declared.items():
-        columns[name] = _array(column, [value for line in lines for value in line[field][name]])
+        columns[name] = _array(column, list(chain.from_iterable(line[field][name] for line in lines)))
     return pa.table(columns)
 
 
