@@ -190,8 +190,8 @@ def main() -> None:
         f"{commit.stdout.strip() or 'unknown'}; {now:%Y-%m-%d}.",
         "",
         f"Lengths: {where}; {len(lengths)} pairs, mean {lengths.sum(1).mean():.0f} tokens in the shared layout, drawn "
-        f"with replacement to {len(many):,}. Packs of {PACK_TOKENS} tokens. The last step is shorter. The bound is that of "
-        "full steps: packs are whole, and every rank has as many.",
+        f"with replacement to {len(many):,}. Packs of {PACK_TOKENS} tokens. The last step is shorter. The bound is "
+        "that of full steps: packs are whole, and every rank has as many.",
         "",
         *fills(many),
         "",
