@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from training.config import RunConfig, Topology
 from training.data.plan import StepPlan, check_room
-from training.data.table import PairTable
+from training.data.table import EVERY, Choice, PairTable
 from training.errors import ConfigError
 from training.geometry import Layout, row_length
 
@@ -57,11 +57,11 @@ def pack_tokens_for(plan: StepPlan, config: RunConfig) -> int:
     return config.plan.pack_tokens or -(-2 * plan.max_tokens // multiple) * multiple
 
 
-def pair_costs(table: PairTable, layout: Layout) -> Integers:
+def pair_costs(table: PairTable, layout: Layout, pairs: Choice = EVERY) -> Integers:
     """int64[pairs]: LINEAR a token and 2 a (query, key) pair; a shared prompt is computed once."""
-    prompt = table.prompt.astype(np.int64)
-    squares = (prompt + table.chosen) ** 2 + (prompt + table.rejected) ** 2
-    return LINEAR * table.tokens(layout) + squares - (prompt**2 if layout == "shared" else 0)
+    prompt = table.prompt[pairs].astype(np.int64)
+    squares = (prompt + table.chosen[pairs]) ** 2 + (prompt + table.rejected[pairs]) ** 2
+    return LINEAR * table.tokens(layout, pairs) + squares - (prompt**2 if layout == "shared" else 0)
 
 
 def deal(costs: Sequence[int], ranks: int) -> list[list[int]]:
@@ -110,9 +110,8 @@ def pack_step(
     """
     buckets = _checked_buckets(topology, pack_tokens, buckets)
     pairs = plan.pairs_of(step)
-    chosen = plan.table.take(pairs)
-    check_room(chosen, pack_tokens, layout)
-    costs, tokens = pair_costs(chosen, layout).tolist(), chosen.tokens(layout).tolist()
+    check_room(plan.table, pack_tokens, layout, pairs=pairs)
+    costs, tokens = pair_costs(plan.table, layout, pairs).tolist(), plan.table.tokens(layout, pairs).tolist()
     ranks = _packed(costs, tokens, topology.dp, pack_tokens)
     most = max(len(packs) for packs in ranks)
     ranks = [[*packs, *([] for _ in range(most - len(packs)))] for packs in ranks]

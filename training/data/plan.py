@@ -29,7 +29,7 @@ from blake3 import blake3
 from training.config import DataConfig, PlanConfig
 from training.data.fingerprint import file_fingerprint, fp
 from training.data.order import Epoch, Group, apportion, draw_epoch
-from training.data.table import PairTable, gather
+from training.data.table import EVERY, PairTable, gather
 from training.errors import PlanError
 from training.geometry import Layout
 
@@ -167,7 +167,7 @@ def make_plan(datasets: Sequence[Prepared], data: DataConfig, plan: PlanConfig) 
     table = gather(list(columns.items()))
     found = len(table)
     if data.duplicates == "drop":
-        table = table.take(table.first_of_each_pair())
+        table = table.where(table.first_of_each_pair())
     settings = Settings(
         datasets=table.datasets,
         pairs_per_step=plan.pairs_per_step,
@@ -263,20 +263,28 @@ def _groups(table: PairTable, train: Integers, settings: Settings) -> tuple[Grou
     return groups
 
 
-def check_room(table: PairTable, pack_tokens: int, layout: Layout, locate: Callable[[int], str] | None = None) -> None:
-    """Refuse pairs that no pack can hold.
+def check_room(
+    table: PairTable,
+    pack_tokens: int,
+    layout: Layout,
+    *,
+    pairs: Integers | None = None,
+    locate: Callable[[int], str] | None = None,
+) -> None:
+    """Refuse pairs (all, if not told which) that no pack can hold; `locate` says where the pair at an index is from.
 
     Raises:
         PlanError: names the longest such pair and the pack_tokens that holds all.
     """
-    tokens = table.tokens(layout)
-    longest = int(tokens.argmax())
-    if tokens[longest] > pack_tokens:
+    tokens = table.tokens(layout, EVERY if pairs is None else pairs)
+    most = int(tokens.max())
+    if most > pack_tokens:
+        longest = int(tokens.argmax()) if pairs is None else int(pairs[tokens.argmax()])
         where = locate(longest) if locate else f"shard {table.shard[longest]}, row {table.row[longest]}"
         raise PlanError(
-            f"pair {table.pair_id[longest]} ({table.sources[table.source[longest]]}, {where}) takes {tokens[longest]} "
-            f"tokens in the {layout} layout, but plan.pack_tokens = {pack_tokens}, and {(tokens > pack_tokens).sum()} "
-            f"pairs do not fit; set it to at least {tokens[longest]}, or prepare with a smaller max_tokens"
+            f"pair {table.pair_id[longest]} ({table.sources[table.source[longest]]}, {where}) takes {most} tokens in "
+            f"the {layout} layout, but plan.pack_tokens = {pack_tokens}, and {(tokens > pack_tokens).sum()} pairs do "
+            f"not fit; set it to at least {most}, or prepare with a smaller max_tokens"
         )
 
 

@@ -19,6 +19,11 @@ from training.geometry import Layout
 if TYPE_CHECKING:
     from training.data.shards import PairColumns
 
+Choice = npt.NDArray[np.int64] | slice
+"""Indices of a table's pairs."""
+
+EVERY = slice(None)
+
 NUMBERS = {
     "dataset": pa.int32(),
     "shard": pa.int32(),
@@ -60,16 +65,15 @@ class PairTable:
     def __len__(self) -> int:
         return len(self.prompt)
 
-    def take(self, keep: npt.NDArray[Any]) -> PairTable:
-        """The pairs at these indices, or where this mask is true."""
-        by_mask = keep.dtype == np.bool_
-        pair_id = self.pair_id.filter(pa.array(keep)) if by_mask else self.pair_id.take(pa.array(keep))
-        return replace(self, pair_id=pair_id, **{name: getattr(self, name)[keep] for name in NUMBERS})
+    def where(self, keep: npt.NDArray[np.bool_]) -> PairTable:
+        """The pairs where this mask is true."""
+        numbers: dict[str, Any] = {name: getattr(self, name)[keep] for name in NUMBERS}
+        return replace(self, pair_id=self.pair_id.filter(pa.array(keep)), **numbers)
 
-    def tokens(self, layout: Layout) -> npt.NDArray[np.int64]:
-        """int64[pairs]: what each pair takes in a pack."""
+    def tokens(self, layout: Layout, pairs: Choice = EVERY) -> npt.NDArray[np.int64]:
+        """int64[pairs]: what each of these pairs takes in a pack."""
         prompts = 1 if layout == "shared" else 2
-        return prompts * self.prompt.astype(np.int64) + self.chosen + self.rejected
+        return prompts * self.prompt[pairs].astype(np.int64) + self.chosen[pairs] + self.rejected[pairs]
 
     def first_of_each_pair(self) -> npt.NDArray[np.bool_]:
         """bool[pairs]: no earlier row holds the same pair."""
