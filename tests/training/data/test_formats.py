@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.training.data.rows import read, spec, told, write
+from tests.training.data.rows import HUMAN, SHAPES, U, X, Y, read, spec, told, write
 from training.data.formats import FORMATS
-from training.data.pair import Pair, Rejection
+from training.data.formats.drafts import BESIDE
+from training.data.formats.messages import ROLES
+from training.data.pair import REASONS, Pair, Rejection
 from training.data.sources import open_source
 from training.errors import SourceError
-
-U = {"role": "user", "content": "q"}
-X, Y = {"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}
-HUMAN, GPT = {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}
 
 
 def outcomes(folder: Path, *rows: Any, **options: Any) -> list[Pair | Rejection]:
@@ -28,89 +26,7 @@ def one(folder: Path, row: Any, **options: Any) -> Pair | Rejection:
     return outcome
 
 
-READ = [
-    ("explicit", {"prompt": "q", "chosen": "x", "rejected": "y"}, "u:q | a:x | a:y"),
-    ("explicit", {"question": "q", "chosen": "x", "rejected": "y", "system": "b"}, "s:b u:q | a:x | a:y"),
-    ("explicit", {"prompt": [U], "chosen": [X], "rejected": [Y]}, "u:q | a:x | a:y"),
-    ("explicit", {"prompt": [U], "chosen": X, "rejected": "y"}, "u:q | a:x | a:y"),
-    ("explicit", {"prompt": "q", "chosen": [U, X], "rejected": [U, Y]}, "u:q | a:x | a:y"),
-    ("explicit", {"prompt": "q", "chosen": [U, X], "rejected": [Y]}, "u:q | a:x | a:y"),
-    ("explicit", {"prompt": "\n\nHuman: q\n\nAssistant:", "chosen": " x", "rejected": " y"}, "u:q | a: x | a: y"),
-    ("implicit", {"chosen": [U, X], "rejected": [U, Y]}, "u:q | a:x | a:y"),
-    ("implicit", {"chosen_messages": [U, X], "rejected_messages": [U, Y]}, "u:q | a:x | a:y"),
-    ("implicit", {"chosen": [HUMAN, {"from": "gpt", "value": "x"}], "rejected": [U, Y]}, "u:q | a:x | a:y"),
-    (
-        "implicit",
-        {
-            "chosen": "\n\nHuman: q\n\nAssistant: a\n\nHuman: and\n\nso?\n\nAssistant: x",
-            "rejected": "\n\nHuman: q\n\nAssistant: a\n\nHuman: and\n\nso?\n\nAssistant:  y",
-        },
-        "u:q a:a u:and\n\nso? | a:x | a: y",
-    ),
-    ("sharegpt", {"conversations": [HUMAN], "chosen": GPT, "rejected": "y"}, "u:q | a:a | a:y"),
-    (
-        "sharegpt",
-        {"conversations": [{"from": "system", "value": "b"}, HUMAN, GPT, HUMAN], "chosen": [GPT], "rejected": [Y]},
-        "s:b u:q a:a u:q | a:a | a:y",
-    ),
-    ("alpaca", {"instruction": "do", "input": "it", "chosen": "x", "rejected": "y"}, "u:do\n\nit | a:x | a:y"),
-    (
-        "alpaca",
-        {"instruction": "q", "input": "", "history": [["1", "2"]], "system": "b", "chosen": "x", "rejected": "y"},
-        "s:b u:1 a:2 u:q | a:x | a:y",
-    ),
-    ("labelled", {"input": "q", "output_1": "y", "output_2": "x", "label": 2}, "u:q | a:x | a:y"),
-    (
-        "labelled",
-        {"question": "q", "response_A": "x", "response_B": "y", "label": "A>B"},
-        "u:q | a:x | a:y",
-    ),
-    (
-        "labelled",
-        {"conversation_a": [U, Y], "conversation_b": [U, X], "winner": "model_b"},
-        "u:q | a:x | a:y",
-    ),
-    (
-        "labelled",
-        {
-            "instruction": "do",
-            "input": "it",
-            "response1": "x",
-            "response2": "y",
-            "annotator1": 1,
-            "annotator2": 0,
-            "annotator3": 1,
-        },
-        "u:do\n\nit | a:x | a:y",
-    ),
-    ("labelled", {"prompt": "q", "output_a": "x", "output_b": "y", "votes": ["a", "b", "a"]}, "u:q | a:x | a:y"),
-    (
-        "ranked",
-        {
-            "instruction": "q",
-            "completions": [
-                {"response": "m", "overall_score": 5},
-                {"response": "x", "overall_score": "8.5"},
-                {"response": "y", "overall_score": 1},
-                {"response": "z", "overall_score": 8.5},
-            ],
-        },
-        "u:q | a:x | a:y",
-    ),
-    ("ranked", {"prompt": "q", "responses": ["y", "x", "m"], "ranks": [3, 1, 2]}, "u:q | a:x | a:y"),
-    ("ranked", {"prompt": "q", "completions": [{"text": "x", "rank": 1}, {"text": "y", "rank": 2}]}, "u:q | a:x | a:y"),
-    (
-        "implicit",
-        {
-            "chosen": [{"role": "user", "content": [{"type": "text", "value": "q"}]}, X],
-            "rejected": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, Y],
-        },
-        "u:q | a:x | a:y",
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "row", "expected"), READ)
+@pytest.mark.parametrize(("name", "row", "expected"), SHAPES)
 def test_row_is_read(name: str, row: dict[str, Any], expected: str, tmp_path: Path) -> None:
     path = write(tmp_path / "pairs.jsonl", [row])
     assert open_source(spec(path)).format == name
@@ -119,7 +35,7 @@ def test_row_is_read(name: str, row: dict[str, Any], expected: str, tmp_path: Pa
 
 
 def test_every_format_is_read_above() -> None:
-    assert {name for name, _, _ in READ} == set(FORMATS)
+    assert {name for name, _, _ in SHAPES} == set(FORMATS)
 
 
 def test_lists_of_answers_give_every_combination(tmp_path: Path) -> None:
@@ -430,3 +346,13 @@ def test_no_good_row_is_still_an_account(tmp_path: Path) -> None:
         "prompt_ends_with_assistant @ pairs.jsonl:3",
         "u:q | a:x | a:y",
     ]
+
+
+def test_every_format_reason_and_role_is_documented() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "formats.md").read_text(encoding="utf-8")
+    assert len(REASONS) > 30
+    assert [code for code in REASONS if f"| `{code}` |" not in text] == []
+    columns = {name for form in FORMATS.values() for group in form.needs[-2:] for name in group[0]}
+    endings = {"output_1", "output_2"}
+    assert [name for name in {*FORMATS, *columns, *BESIDE} - endings if f"`{name}`" not in text] == []
+    assert [name for name in ROLES if name not in text] == []

@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.training.data.rows import read, spec, told, write
-from training.data import sources
+from training.data import files, sources
 from training.data.pair import Pair, Rejection
 from training.data.sources import chunks, open_source, parse
 from training.errors import SourceError
@@ -397,7 +398,7 @@ def test_fingerprint_is_content(tmp_path: Path) -> None:
     """Not compression, not the place, not the names as long as their order stays; but every byte and every order."""
     lines = "".join(json.dumps(row) + "\n" for row in rows(4)).encode()
     seen: dict[str, str] = {}
-    for case, files in {
+    for case, contents in {
         "plain": {"a.jsonl": lines, "b.jsonl": b"{}\n"},
         "packed": {"a.jsonl.gz": gzip.compress(lines), "b.jsonl.zst": zstd(b"{}\n")},
         "renamed": {"x.jsonl": lines, "y.jsonl": b"{}\n"},
@@ -407,7 +408,7 @@ def test_fingerprint_is_content(tmp_path: Path) -> None:
     }.items():
         folder = tmp_path / case
         folder.mkdir()
-        for name, content in files.items():
+        for name, content in contents.items():
             (folder / name).write_bytes(content)
         seen[case] = open_source(spec(folder)).fingerprint
     assert seen["plain"].startswith("src1:")
@@ -429,6 +430,19 @@ def test_chunks_are_bounded_by_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sources, "CHUNK_BYTES", 1000)
     path = write(tmp_path / "pairs.jsonl", [{**ROW, "chosen": "x" * 600} for _ in range(5)])
     assert [len(chunk) for chunk in chunks(open_source(spec(path)))] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("kind", ["pairs.jsonl", "pairs.jsonl.gz", "pairs.json", "pairs.csv"])
+def test_memory_does_not_grow_with_the_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = as_file(kind, tmp_path, [{**ROW, "chosen": "x" * 1000 + str(i)} for i in range(4000)])
+    monkeypatch.setattr(files, "BLOCK", 1 << 14)
+    source = open_source(spec(path))
+    tracemalloc.start()
+    try:
+        assert sum(len(chunk) for chunk in chunks(source, 16)) == 4000
+        assert 1 << 14 < tracemalloc.get_traced_memory()[1] < 1 << 19  # the rows are 4 MB
+    finally:
+        tracemalloc.stop()
 
 
 def test_long_rows_of_a_table_come_in_small_batches(tmp_path: Path) -> None:

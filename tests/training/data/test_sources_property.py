@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.data.rows import spec
+from tests.training.data.rows import SHAPES, spec
 from training.data.formats import FORMATS
-from training.data.pair import REASONS, Pair
+from training.data.pair import REASONS, Pair, Rejection
 from training.data.sources import RawChunk, chunks, open_source, parse
 
-TEXT = st.sampled_from(["", " ", "q", "x", "y", "\n\nHuman: q\n\nAssistant: x", "\n\nHuman:", "[", "ü\u2028", "\ud800"])
+TEXT = st.sampled_from(["", " ", "q", "x", "\n\nHuman: q\n\nAssistant: x", "\n\nHuman:", "[", "\u2028", "\ud800"])
 ROLE = st.sampled_from(["user", "assistant", "system", "tool", "human", "gpt", "function_call", "observation", "judge"])
 ANY = st.recursive(
     st.none() | st.booleans() | st.integers(-1, 3) | st.floats() | TEXT,
@@ -29,33 +29,56 @@ ANY = st.recursive(
 MESSAGE = st.fixed_dictionaries(
     {}, optional={"role": ROLE, "content": TEXT | ANY, "from": ROLE, "value": TEXT, "tool_calls": ANY, "name": ANY}
 )
-ANSWER = TEXT | st.lists(MESSAGE, max_size=4) | MESSAGE | st.lists(TEXT, max_size=2) | ANY
-SCORED = st.fixed_dictionaries({}, optional={"response": ANSWER, "score": ANY, "rank": ANY})
-COLUMNS: dict[str, Any] = {
-    **dict.fromkeys(["prompt", "chosen", "rejected", "conversations", "instruction", "input", "output_1"], ANSWER),
-    **dict.fromkeys(["output_2", "system", "tools", "history", "label", "annotator1", "images", "scores"], ANY),
-    "completions": st.lists(SCORED | TEXT, max_size=3) | ANY,
-}
-ROW = st.fixed_dictionaries({}, optional=COLUMNS)
+SCORED = st.fixed_dictionaries({}, optional={"response": TEXT | ANY, "score": ANY, "rank": ANY})
+ODD = TEXT | ANY | MESSAGE | st.lists(MESSAGE, max_size=4) | st.lists(SCORED, max_size=3)
+COLUMNS = sorted({name for form in FORMATS.values() for name in form.known})
 
 
-@settings(deadline=None, max_examples=400)
-@given(st.lists(ROW | ANY, min_size=1, max_size=4), st.sampled_from(sorted(FORMATS)))
-def test_any_row_is_a_pair_or_a_rejection(rows: list[Any], form: str) -> None:
-    texts = tuple(json.dumps(row).encode() for row in rows)
-    where = tuple(f"f:{i}" for i in range(len(rows)))
-    chunk = RawChunk(source="s", format=form, mapping={}, kind="lines", locators=where, rows=texts)
-    found = parse(chunk)
-    assert [name for name in dict.fromkeys(o.locator.partition(" ")[0] for o in found)] == list(where)
-    for outcome in found:
-        if isinstance(outcome, Pair):
-            assert outcome.prompt[-1].role in ("user", "tool")
-            assert {side[i].role for side in (outcome.chosen, outcome.rejected) for i in (0, -1)} == {"assistant"}
-            assert outcome.chosen[0] != outcome.rejected[0] or outcome.chosen[0].tool_calls
-            assert all(m.content.encode() or m.role in ("system", "tool") or m.tool_calls for m in outcome.prompt)
-        else:
-            assert outcome.reason in REASONS
-            assert outcome.row is not None
+def row_of(form: str) -> st.SearchStrategy[Any]:
+    """Rows of the format in which up to three columns hold, or lack, anything; and what is no row at all."""
+    good = st.sampled_from([row for name, row, _ in SHAPES if name == form])
+    found = st.sampled_from(sorted({column for name, row, _ in SHAPES if name == form for column in row}))
+    changes = st.dictionaries(found | st.sampled_from(COLUMNS), ODD, max_size=3)
+    lacks = st.sets(found, max_size=1)
+    row = st.builds(
+        lambda row, new, out: {k: v for k, v in {**row, **new}.items() if k not in out}, good, changes, lacks
+    )
+    return row | ANY
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_any_row_is_a_pair_or_a_rejection(form: str) -> None:
+    seen = Counter[str]()
+
+    @settings(deadline=None, max_examples=150, database=None, derandomize=True)
+    @given(st.lists(row_of(form), min_size=1, max_size=4))
+    def judged(rows: list[Any]) -> None:
+        where = tuple(f"f:{i}" for i in range(len(rows)))
+        texts = tuple(json.dumps(row).encode() for row in rows)
+        chunk = RawChunk(source="s", format=form, mapping={}, kind="lines", locators=where, rows=texts)
+        found = parse(chunk)
+        assert list(dict.fromkeys(o.locator.partition(" ")[0] for o in found)) == list(where)
+        seen.update(map(check, found))
+
+    judged()
+    assert seen["pair"] > 5
+    assert len(seen) > 5
+
+
+def check(outcome: Pair | Rejection) -> str:
+    """`pair`, or the reason of a rejection, once what must be true of every one of them is."""
+    if isinstance(outcome, Rejection):
+        assert outcome.reason in REASONS
+        assert outcome.detail.encode()
+        assert outcome.row is not None
+        return outcome.reason
+    assert outcome.prompt[-1].role in ("user", "tool")
+    for side in (outcome.chosen, outcome.rejected):
+        assert (side[0].role, side[-1].role) == ("assistant", "assistant")
+    assert outcome.chosen[0] != outcome.rejected[0] or outcome.chosen[0].tool_calls
+    for message in (*outcome.prompt, *outcome.chosen, *outcome.rejected):
+        assert message.content.encode().strip() or message.tool_calls or message.role in ("system", "tool")
+    return "pair"
 
 
 GOOD = {"prompt": "q", "chosen": "x", "rejected": "y"}
