@@ -7,7 +7,7 @@ import dagster as dg
 
 from assets import checks, ledger, preferences, training
 from assets.partitions import calendar
-from pipeline.jobs import JOBS
+from pipeline.jobs import jobs
 from pipeline.resources import find_project, resources
 from pipeline.schedules import schedules
 from pipeline.sensors import sensors
@@ -22,9 +22,9 @@ def build(project: ProjectConfig) -> dg.Definitions:
     """
     plan = calendar(project)
     return dg.Definitions(
-        assets=[*preferences.assets(plan), *training.assets(plan), *ledger.assets()],
-        asset_checks=[*checks.preference_checks(plan), *checks.training_checks(plan)],
-        jobs=JOBS,
+        assets=[*preferences.assets(plan, project), *training.assets(plan, project), *ledger.assets()],
+        asset_checks=[*checks.preference_checks(plan), *checks.training_checks(plan), *checks.ledger_checks()],
+        jobs=jobs(project),
         schedules=schedules(project),
         sensors=sensors(project),
         resources=resources(project),

@@ -35,7 +35,8 @@ def schedules(project: ProjectConfig) -> list[dg.ScheduleDefinition]:
             return dg.SkipReason(f"no source has a drop up to the end of week {week}")
         return dg.RunRequest(partition_key=week, run_key=week)
 
-    return [prepare_every_night, score_every_night, train_every_week]
+    scores = [score_every_night] if project.objective.reads_reference else []
+    return [prepare_every_night, *scores, train_every_week]
 
 
 def _tonight(context: dg.ScheduleEvaluationContext, keys: list[dg.MultiPartitionKey]) -> list[dg.RunRequest]:

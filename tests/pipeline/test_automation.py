@@ -8,10 +8,10 @@ import pytest
 
 from assets.partitions import Drop
 from assets.store import ShardStore
-from pipeline.jobs import JOBS
+from pipeline.jobs import jobs
 from pipeline.schedules import schedules
 from pipeline.sensors import sensors
-from training.config import ProjectConfig
+from training.config import ObjectiveConfig, ProjectConfig
 
 MONDAY = datetime(2026, 11, 16, 6, tzinfo=UTC)
 
@@ -111,4 +111,10 @@ def test_all_are_off_until_switched_on(project):
     automatic = [*schedules(project), *sensors(project)]
     assert len(automatic) == 5
     assert {one.default_status.value for one in automatic} == {"STOPPED"}
-    assert {one.job_name for one in automatic} <= {job.name for job in JOBS}
+    assert {one.job_name for one in automatic} <= {job.name for job in jobs(project)}
+
+
+def test_nothing_is_scored_for_an_objective_without_a_reference(project):
+    free = project.model_copy(update={"objective": ObjectiveConfig(losses={"simpo": 1.0}, reference="none")})
+    assert [job.name for job in jobs(free)] == ["prepare_preferences", "train_policy", "account_for_tokens"]
+    assert [one.name for one in schedules(free)] == ["prepare_every_night", "train_every_week"]
