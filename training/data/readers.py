@@ -56,10 +56,10 @@ def json_lines(file: SourceFile) -> Iterator[tuple[str, Row]]:
     except CutShort as cut:
         if line.strip():
             yield f"{file.name}:{count}", line
-        yield f"{file.name}:{count + 1}", _cut_stream(file, cut)
+        yield f"{file.name}:{count + 1}", _cut_stream(cut)
         return
     if line.strip():
-        yield f"{file.name}:{count}", _unterminated(f"{file.name}:{count}", line)
+        yield f"{file.name}:{count}", _unterminated(line)
 
 
 def json_file(file: SourceFile) -> Iterator[tuple[str, Row]]:
@@ -91,18 +91,18 @@ def csv_rows(file: SourceFile) -> Iterator[tuple[str, Row]]:
         except StopIteration:
             return
         except CutShort as cut:
-            yield where, _cut_stream(file, cut)
+            yield where, _cut_stream(cut)
             return
         except csv.Error as error:
             ends = "unexpected end of data" in str(error)
-            yield where, Fault(reason="truncated" if ends else "broken_csv", detail=f"{where}: {error}", text="")
+            yield where, Fault(reason="truncated" if ends else "broken_csv", detail=str(error), text="")
             continue
         if not cells:
             continue
         if header is None:
             header = _header(file, cells)
             continue
-        yield where, _cells(where, header, cells)
+        yield where, _cells(header, cells)
 
 
 def batches(file: SourceFile, rows: int, ignored: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
@@ -133,19 +133,19 @@ def decode(text: bytes) -> Any:
     return json.loads(text.decode("utf-8"))
 
 
-def _unterminated(where: str, line: bytes) -> Row:
+def _unterminated(line: bytes) -> Row:
     """The last line of a file that does not end in a line feed: a row if it is whole, else the file was cut in it."""
     try:
         decode(line)
     except (ValueError, RecursionError) as error:
         text = line.decode("utf-8", "replace")
-        return Fault(reason="truncated", detail=f"{where}: the file ends inside a record: {error}", text=text)
+        return Fault(reason="truncated", detail=f"truncated: the file ends inside a record: {error}", text=text)
     return line
 
 
-def _cut_stream(file: SourceFile, cut: CutShort) -> Fault:
+def _cut_stream(cut: CutShort) -> Fault:
     text = cast("bytes", cut.args[0]).decode("utf-8", "replace") if cut.args else ""
-    detail = f"{file.name}: truncated: the compressed stream ends before its end marker; what followed is lost"
+    detail = "truncated: the compressed stream ends before its end marker; what followed is lost"
     return Fault(reason="truncated", detail=detail, text=text)
 
 
@@ -176,10 +176,10 @@ def _array(file: SourceFile) -> Iterator[tuple[str, Row]]:
         for number, text in enumerate(elements(until_cut()), start=1):
             yield f"{file.name}#{number}", text
         if cut:
-            yield f"{file.name}#{number + 1}", _cut_stream(file, CutShort())
+            yield f"{file.name}#{number + 1}", _cut_stream(CutShort())
     except EndsInside as end:
         where = f"{file.name}#{end.number}"
-        detail = f"{where}: truncated: the file ends inside the array; elements after the last whole one are lost"
+        detail = "truncated: the file ends inside the array; elements after the last whole one are lost"
         yield where, Fault(reason="truncated", detail=detail, text=end.rest)
     except Broken as broken:
         where = f"{file.name}#{broken.number}"
@@ -193,12 +193,12 @@ def _header(file: SourceFile, cells: list[str]) -> list[str]:
     return cells
 
 
-def _cells(where: str, header: list[str], cells: list[str]) -> Row:
+def _cells(header: list[str], cells: list[str]) -> Row:
     text = ",".join(cells)
     if not text.isascii() and any("\udc80" <= char <= "\udcff" for char in text):
-        return Fault(reason="not_utf8", detail=f"{where}: not UTF-8", text=text.encode(errors="replace").decode())
+        return Fault(reason="not_utf8", detail="a cell is not UTF-8", text=text.encode(errors="replace").decode())
     if len(cells) != len(header):
-        detail = f"{where}: {len(cells)} cells where the header has {len(header)}"
+        detail = f"{len(cells)} cells where the header has {len(header)}"
         return Fault(reason="broken_csv", detail=detail, text=text)
     return dict(zip(header, cells, strict=True))
 

@@ -1,29 +1,30 @@
-"""A source: named files of preference rows, opened in sorted order, read in chunks, parsed in workers.
+"""A source: named files of preference rows, opened in sorted order, read in chunks.
 
 `open_source` reads every byte once, for the fingerprint, and the first rows of every file, to tell the format; nothing
 is prepared before a missing or unreadable file is known. `chunks` then reads the rows again without looking into them,
-and `parse`, which costs the time, is a pure function of a chunk that any process may run. A row gives one pair or one
-rejection; a row that holds lists of answers gives one of either for each combination. Memory is bounded by a chunk
-(512 rows or 8 MB) for any input, as long as a single row fits.
+and `parse`, which costs the time, is left to workers. Memory is bounded by a chunk (512 rows or 8 MB) for any input,
+as long as a single row fits.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
 from training.data import hub
+from training.data.chunk import RawChunk, parse, record_of, rename, row_at
 from training.data.files import CutShort, SourceFile, blocks, find, opened
 from training.data.fingerprint import bytes_fingerprint, source_fingerprint, stream_fingerprint
-from training.data.formats import FORMATS, Record, columns_of, convert, detect, settle
-from training.data.pair import Pair, Refused, Rejection, make_pair
-from training.data.readers import Fault, Row, batches, csv_rows, decode, json_file, json_lines, slices
+from training.data.formats import FORMATS, Record, columns_of, detect
+from training.data.pair import Refused
+from training.data.readers import Row, batches, csv_rows, json_file, json_lines, slices
 from training.errors import SourceError
+
+__all__ = ["RawChunk", "Source", "SourceSpec", "chunks", "open_source", "parse"]
 
 SAMPLE = 64
 """Rows of each file that the format is told by."""
@@ -66,23 +67,6 @@ class Source:
     """Columns of the sampled rows that the format does not read, by their names in the files."""
     fingerprint: str
     """`src1:…` of the decompressed bytes of the files in order, the format and the mapping."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawChunk:
-    """Rows of one file as they lie in it. `len(chunk)` is their number."""
-
-    source: str
-    format: str
-    mapping: Mapping[str, str]
-    kind: str
-    """The kind of file: how the rows are decoded."""
-    locators: tuple[str, ...]
-    rows: tuple[Row, ...] | bytes
-    """Text rows, or record batches as an Arrow stream."""
-
-    def __len__(self) -> int:
-        return len(self.locators)
 
 
 def open_source(spec: SourceSpec) -> Source:
@@ -133,111 +117,6 @@ def chunks(source: Source, rows: int = 512) -> Iterator[RawChunk]:
             )
 
 
-def parse(chunk: RawChunk) -> list[Pair | Rejection]:
-    """Every pair and every rejection of a chunk's rows, in order: at least one of them for each row."""
-    return [outcome for where, row in _rows(chunk) for outcome in _judge(chunk, where, row)]
-
-
-def rename(record: Record, mapping: Mapping[str, str]) -> Record:
-    """The row under the wanted names: a mapped column leaves its own name and replaces a column of the wanted one."""
-    if not mapping:
-        return record
-    taken = set(mapping.values())
-    kept = {name: value for name, value in record.items() if name not in taken and name not in mapping}
-    return {**{wanted: record[name] for wanted, name in mapping.items() if name in record}, **kept}
-
-
-def _judge(chunk: RawChunk, where: str, row: Row) -> Iterator[Pair | Rejection]:
-    try:
-        record = rename(_record(chunk.kind, where, row), chunk.mapping)
-        drafts = list(convert(FORMATS[chunk.format], record))
-    except Refused as refusal:
-        yield _reject(chunk, where, refusal, row)
-        return
-    for draft in drafts:
-        try:
-            chosen, rejected, tools = settle(draft, record)
-        except Refused as refusal:
-            yield _reject(chunk, where + draft.part, refusal, row)
-            continue
-        made = make_pair((), chosen, rejected, tools=tools, source=chunk.source, locator=where + draft.part)
-        yield replace(made, row=_text(row)) if isinstance(made, Rejection) else made
-
-
-def _reject(chunk: RawChunk, locator: str, refusal: Refused, row: Row) -> Rejection:
-    return Rejection(source=chunk.source, locator=locator, reason=refusal.reason, detail=refusal.detail, row=_text(row))
-
-
-def _text(row: Row) -> str:
-    """The row as quarantine keeps it."""
-    if isinstance(row, bytes):
-        return row.decode("utf-8", "replace")
-    return row.text if isinstance(row, Fault) else json.dumps(row, ensure_ascii=False, default=repr)
-
-
-def _record(kind: str, where: str, row: Row) -> Record:
-    if isinstance(row, Fault):
-        raise Refused(row.reason, row.detail)
-    if isinstance(row, dict):
-        return {name: _cell(value) for name, value in row.items()} if kind == "csv" else _without_padding(row)
-    try:
-        value = decode(row)
-    except UnicodeDecodeError as error:
-        raise Refused("not_utf8", f"{where}: not UTF-8: {error.reason} at byte {error.start + 1}") from None
-    except (ValueError, RecursionError) as error:
-        raise Refused("broken_json", f"{where}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Refused("not_an_object", f"{where}: {type(value).__name__}, not an object with columns")
-    return cast("Record", value)
-
-
-def _cell(value: str) -> Any:
-    """A CSV cell: text, but a JSON list of messages is what a list of messages can only look like there."""
-    if not value.startswith('[{"'):
-        return value
-    try:
-        items = json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-    return items if all(isinstance(item, dict) and ("role" in item or "from" in item) for item in items) else value
-
-
-def _rows(chunk: RawChunk) -> Iterator[tuple[str, Row]]:
-    if isinstance(chunk.rows, bytes):
-        table = pa.ipc.open_stream(chunk.rows).read_all()
-        try:
-            records: list[Row] = table.to_pylist()
-        except UnicodeDecodeError:
-            records = [_row_of(table, index) for index in range(table.num_rows)]
-        return zip(chunk.locators, records, strict=True)
-    return zip(chunk.locators, chunk.rows, strict=True)
-
-
-def _row_of(table: pa.Table, index: int) -> Row:
-    try:
-        return table.slice(index, 1).to_pylist()[0]
-    except UnicodeDecodeError as error:
-        return Fault(reason="not_utf8", detail=f"a text is not UTF-8: {error.reason}", text="")
-
-
-def _without_padding(record: Record) -> Record:
-    """A row of a columnar file without the nulls inside its structs.
-
-    A struct column has every key of every row, null where a row has none; a null there cannot be told from an absent
-    key, and only the latter is common. A column's own null stays.
-    """
-    return {name: _absent(value) if isinstance(value, list | dict) else value for name, value in record.items()}
-
-
-def _absent(value: Any) -> Any:
-    if isinstance(value, dict):
-        given = cast("dict[str, Any]", value)
-        return {key: _absent(inner) for key, inner in given.items() if inner is not None}
-    if isinstance(value, list):
-        return [_absent(inner) for inner in cast("list[Any]", value)]
-    return value
-
-
 def _text_chunks(file: SourceFile | Table, rows: int) -> Iterator[tuple[tuple[str, ...], tuple[Row, ...]]]:
     assert isinstance(file, SourceFile)
     held: list[tuple[str, Row]] = []
@@ -281,13 +160,13 @@ def _sample(file: SourceFile | Table) -> list[Record]:
         rows = islice(TEXT_READERS[file.kind](file), SAMPLE)
         return [record for _, row in rows for record in _readable(file.kind, row)]
     first = next(_batches(file, SAMPLE, ()), None)
-    rows = [] if first is None else [_row_of(first, index) for index in range(first.num_rows)]
+    rows = [] if first is None else [row_at(first, index) for index in range(first.num_rows)]
     return [record for row in rows for record in _readable(file.name, row)]
 
 
 def _readable(kind: str, row: Row) -> list[Record]:
     try:
-        return [_record(kind, "", row)]
+        return [record_of(kind, row)]
     except Refused:
         return []
 

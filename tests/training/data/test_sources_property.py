@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.training.data.rows import SHAPES, spec
+from training.data.chunk import RawChunk, parse
 from training.data.formats import FORMATS
 from training.data.pair import REASONS, Pair, Rejection
-from training.data.sources import RawChunk, chunks, open_source, parse
+from training.data.sources import chunks, open_source
 
 TEXT = st.sampled_from(["", " ", "q", "x", "\n\nHuman: q\n\nAssistant: x", "\n\nHuman:", "[", "\u2028", "\ud800"])
 ROLE = st.sampled_from(["user", "assistant", "system", "tool", "human", "gpt", "function_call", "observation", "judge"])

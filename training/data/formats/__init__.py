@@ -10,6 +10,7 @@ another one looked like.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -40,6 +41,8 @@ class Format:
     """(row, the columns found for `needs`) -> drafts of pairs; raises `Refused`."""
     beside: tuple[str, ...] = ()
     """Columns it reads where they are there."""
+    beside_like: re.Pattern[str] | None = None
+    """The same, for columns that are numbered."""
 
     @property
     def wanted(self) -> str:
@@ -65,7 +68,8 @@ class Format:
         """All columns of `found` that it looks at."""
         found = tuple(found)
         own = {*(self.columns(found) or ()), *self.beside, *BESIDE}
-        return tuple(name for name in found if name in own or (self.name == "labelled" and VOTE.fullmatch(name)))
+        like = self.beside_like
+        return tuple(name for name in found if name in own or (like and like.fullmatch(name)))
 
 
 FORMATS: dict[str, Format] = {
@@ -77,7 +81,7 @@ FORMATS: dict[str, Format] = {
         Format(
             name="alpaca", needs=((("instruction",),), CHOSEN, REJECTED), drafts=alpaca, beside=("input", "history")
         ),
-        Format(name="labelled", needs=(TWO_ANSWERS, VERDICTS), drafts=labelled, beside=PROMPTS),
+        Format(name="labelled", needs=(TWO_ANSWERS, VERDICTS), drafts=labelled, beside=PROMPTS, beside_like=VOTE),
         Format(
             name="ranked",
             needs=(LISTS,),
@@ -152,12 +156,12 @@ def _none_fits(name: str, asked: str, found: tuple[str, ...], mapping: Mapping[s
         return (
             f"{has} hold unpaired rows, one answer with a label each, as for KTO; a pair needs two answers to one "
             "prompt, a chosen and a rejected one. If there are two under other names, map them: "
-            'map = { chosen = "…", rejected = "…" }'
+            'map = { chosen = "…", rejected = "…" }, or --map chosen=… --map rejected=…'
         )
     forms = FORMATS.values() if asked == "auto" else (FORMATS[asked],)
     wanted = "; ".join(f"{form.name} ({form.wanted})" for form in forms)
     return (
         f"{has} fit no format; wanted are the columns of one of: {wanted}. If the columns have other names, "
         "map the wanted name to the one found: "
-        'map = { prompt = "…", chosen = "…", rejected = "…" }'
+        'map = { prompt = "…", chosen = "…", rejected = "…" }, or --map prompt=… --map chosen=… --map rejected=…'
     )
