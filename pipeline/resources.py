@@ -1,7 +1,8 @@
 """The project's configuration and the resources built from it.
 
 The configuration is the file that PAIRLEDGER_CONFIG names, else `pairledger.toml` in the working directory, else the
-demonstration's own. PAIRLEDGER_STORE, where set, is the store instead of the configured one.
+demonstration's own, whose paths are relative to the working directory. PAIRLEDGER_STORE, where set, is the store
+instead of the configured one.
 """
 
 import os
@@ -20,8 +21,9 @@ def find_project() -> ProjectConfig:
     Raises:
         ConfigError: it is missing or breaks a rule; the message is one sentence a fault.
     """
-    named, own = os.environ.get("PAIRLEDGER_CONFIG"), Path("pairledger.toml")
-    project = load_project(named or (own if own.exists() else DEMO))
+    own = Path("pairledger.toml")
+    path = Path(os.environ.get("PAIRLEDGER_CONFIG") or (own if own.exists() else DEMO))
+    project = load_project(path, base=Path.cwd() if path == DEMO else None)
     store = os.environ.get("PAIRLEDGER_STORE")
     return project.model_copy(update={"store": str(Path(store).resolve())}) if store else project
 

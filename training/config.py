@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -288,14 +289,14 @@ def load_run(path: str | Path) -> RunConfig:
     return config.model_copy(update={"data": data, "model": model})
 
 
-def load_project(path: str | Path) -> ProjectConfig:
-    """Read `pairledger.toml`.
+def load_project(path: str | Path, *, base: Path | None = None) -> ProjectConfig:
+    """Read `pairledger.toml`; relative paths are relative to its folder, or to `base`.
 
     Raises:
         ConfigError: as `load_run`.
     """
     config = parse(_read(path), ProjectConfig, where=str(path))
-    base = Path(path).resolve().parent
+    base = base or Path(path).resolve().parent
     sources = {
         name: source.model_copy(update={"files": tuple(_absolute(base, f) for f in source.files)})
         for name, source in config.sources.items()
@@ -332,6 +333,18 @@ def _toml(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in cast("list[Any]", value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's scalars are TOML's but for DEL
+
+
+def store_root(given: str | None) -> Path:
+    """The store: as given, else PAIRLEDGER_STORE, else that of the working directory's pairledger.toml, else ./store.
+
+    Raises:
+        ConfigError: as `load_project`.
+    """
+    if given or os.environ.get("PAIRLEDGER_STORE"):
+        return Path(given or os.environ["PAIRLEDGER_STORE"])
+    project = Path("pairledger.toml")
+    return Path(load_project(project).store if project.is_file() else ProjectConfig().store)
 
 
 def parse(values: dict[str, Any], kind: type[Config], *, where: str) -> Config:

@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from typing import Any
 
 from training.attempt import attempt_run, owned
 from training.checkpoint import check_identity, newest
-from training.config import RunConfig, load_run
+from training.config import RunConfig, load_run, store_root
 from training.errors import PairLedgerError
 from training.ledger.record import StepRecord
 from training.loop import Progress
@@ -115,16 +114,6 @@ def log_progress(record: StepRecord, total: int) -> None:
     """One plain line a step."""
     shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics(record).items())
     log.info("step %d/%d  epoch %d  %s", record.step, total, record.epoch, shown)
-
-
-def store_root(given: str | None) -> Path:
-    """Where runs are kept: as given, else PAIRLEDGER_STORE, else pairledger.toml's store, else ./pairledger-store."""
-    if given or os.environ.get("PAIRLEDGER_STORE"):
-        return Path(given or os.environ["PAIRLEDGER_STORE"])
-    project = Path("pairledger.toml")
-    if project.is_file():
-        return Path(tomllib.loads(project.read_text(encoding="utf-8")).get("store", "store"))
-    return Path("pairledger-store")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
