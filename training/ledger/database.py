@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import duckdb
+from blake3 import blake3
 
 from training.errors import LedgerError
 
@@ -93,7 +94,7 @@ def open_writer(folder: Path, wait_s: float) -> duckdb.DuckDBPyConnection:
 
 
 def migrate(connection: duckdb.DuckDBPyConnection) -> None:
-    """Apply the numbered migrations that are missing, each recorded in its own transaction; make the views anew.
+    """Apply the numbered migrations that are missing, each recorded in its own transaction, and make the views.
 
     Raises:
         LedgerError: the database has a migration that this version does not know.
@@ -110,9 +111,20 @@ def migrate(connection: duckdb.DuckDBPyConnection) -> None:
         with transaction(connection):
             connection.execute(files[number].read_text(encoding="utf-8"))
             connection.execute("insert into migration values (?, ?)", [number, files[number].stem])
-    with transaction(connection):
-        for name in VIEWS:
-            connection.execute((HERE / "views" / f"{name}.sql").read_text(encoding="utf-8"))
+    _make_views(connection)
+
+
+def _make_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Make all views anew when one of their files is not what they were made from."""
+    texts = [(HERE / "views" / f"{name}.sql").read_text(encoding="utf-8") for name in VIEWS]
+    wanted = [(name, blake3(text.encode()).hexdigest()) for name, text in zip(VIEWS, texts, strict=True)]
+    connection.execute("create table if not exists view_file (name varchar not null, digest varchar not null)")
+    if connection.execute("select name, digest from view_file order by rowid").fetchall() != wanted:
+        with transaction(connection):
+            for text in texts:
+                connection.execute(text)
+            connection.execute("delete from view_file")
+            connection.executemany("insert into view_file values (?, ?)", wanted)
 
 
 @contextmanager

@@ -31,6 +31,16 @@ LINES = 1024
 """Lines of a ledger that are turned into rows at once."""
 OF_STEP = ("step", "step_source", "step_pair")
 OF_DATASET = ("dataset", "source", "shard", "pair", "quarantine")
+SOURCES = """
+insert into source
+select $dataset, source, $fingerprint, count(*) filter (let_in), count(*) filter (not let_in)
+from (
+    select source, true as let_in from pair where dataset = $dataset
+    union all
+    select source, false from quarantine where dataset = $dataset
+)
+group by source
+"""
 
 
 @dataclass(kw_only=True)
@@ -74,10 +84,14 @@ class Loader:
                     rows = predicted_table(run_dir / PREDICTED, run_id)
                     self._replace([("predicted", rows)], ("predicted",), {"run_id": run_id})
         for folder in sorted((run_dir / "attempts").glob("[0-9]*")):
-            self._attempt(folder, {"run_id": run_id, "attempt": int(folder.name)})
+            if folder.name.isdigit():
+                self._attempt(folder, {"run_id": run_id, "attempt": int(folder.name)})
 
     def datasets(self) -> None:
-        """Load the store's datasets, and those outside it that a run used; each version once, wherever it lies."""
+        """Load the store's datasets, and those outside it that a run used; each version once, wherever it lies.
+
+        A version that is nowhere any more keeps its rows, so that runs that used it can be traced, until a rebuild.
+        """
         found = {path.parent for path in (self.root / "datasets").glob(f"*/*/*/{MANIFEST}")}
         for run_id, path in self._rows("select run_id, path from run_dataset order by all"):
             if (self.root / path / MANIFEST).exists():
@@ -96,10 +110,13 @@ class Loader:
                     "select path from dataset where dataset = $dataset and path <> $path", key | {"path": named}
                 )
                 with self._changed(folder / MANIFEST, anew=bool(moved)) as changed:
-                    for (old,) in moved:
-                        self._execute("delete from loaded where path = $path", {"path": f"{old}/{MANIFEST}"})
                     if changed:
                         self._replace(dataset_tables(prepared, named), OF_DATASET, key)
+                        self._execute(SOURCES, key | {"fingerprint": prepared.manifest["inputs"].get("source")})
+        self._execute(
+            "delete from loaded where path like '%/manifest.json' "
+            "and path not in (select path || '/manifest.json' from dataset)"
+        )
 
     def _attempt(self, folder: Path, key: Mapping[str, Any]) -> None:
         with self._refusing(), self._changed(folder / ATTEMPT) as changed:
@@ -116,12 +133,13 @@ class Loader:
         size = len(data) - (cut.size if cut else 0)
         if cut:
             self.report.cut.append(f"{path}:{cut.number}: the last line was cut after {cut.size} bytes")
-        start = self._still_there(name, data[:size])
+        start = self._lines_loaded(name, data[:size])
         if start == len(lines) and self._cut_line(name) == (cut and cut.number):
             return
         with transaction(self.connection):
-            if start == 0:
+            if start is None:
                 self._delete(OF_STEP, key)
+                start = 0
             for first in range(start, len(lines), LINES):
                 self._steps(path, first, lines[first : first + LINES], key)
             self._remember(name, data[:size], lines=len(lines), cut=cut)
@@ -174,14 +192,10 @@ class Loader:
             self._remember(name, data)
         self.report.files += 1
 
-    def _still_there(self, name: str, data: bytes) -> int:
-        """Lines of a ledger that were loaded before, if its beginning is what it was; else 0."""
-        for size, digest, lines in self._rows(
-            "select bytes, digest, lines from loaded where path = $path", {"path": name}
-        ):
-            if size <= len(data) and _digest(data[:size]) == digest:
-                return lines
-        return 0
+    def _lines_loaded(self, name: str, data: bytes) -> int | None:
+        """Lines of a ledger that were loaded before, if its beginning is what it was."""
+        known = self._rows("select bytes, digest, lines from loaded where path = $path", {"path": name})
+        return next((n for size, digest, n in known if size <= len(data) and _digest(data[:size]) == digest), None)
 
     def _cut_line(self, name: str) -> int | None:
         return next(
@@ -212,8 +226,8 @@ class Loader:
     def _rows(self, sql: str, values: Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
         return self.connection.execute(sql, dict(values or {})).fetchall()
 
-    def _execute(self, sql: str, values: Mapping[str, Any]) -> None:
-        self.connection.execute(sql, dict(values))
+    def _execute(self, sql: str, values: Mapping[str, Any] | None = None) -> None:
+        self.connection.execute(sql, dict(values or {}))
 
     def _name(self, path: Path) -> str:
         """A path as the database keeps it: relative to the store where it lies inside it."""

@@ -22,8 +22,21 @@ CURRENT = "current.duckdb"
 
 
 def publish(folder: Path) -> Path:
-    """Publish the closed, checkpointed `writer.duckdb` as the newest snapshot; returns its path."""
-    snapshots = folder / "snapshots"
+    """Publish the closed, checkpointed `writer.duckdb` as the newest snapshot; returns its path.
+
+    Raises:
+        LedgerError: the disk refuses the copy; readers keep the snapshot they have.
+    """
+    try:
+        return _publish(folder, folder / "snapshots")
+    except OSError as error:
+        raise LedgerError(
+            f"{folder}: the loaded database cannot be published ({error.strerror}); readers keep the last snapshot. "
+            "Free the disk and load again"
+        ) from None
+
+
+def _publish(folder: Path, snapshots: Path) -> Path:
     snapshots.mkdir(exist_ok=True)
     for leftover in snapshots.glob(".new-*"):
         leftover.unlink()

@@ -68,6 +68,7 @@ class Picture:
         for name, (steps, values) in self.lines.items():
             gapped = [float("nan") if value is None else value for value in values]
             axes.plot(steps, gapped, label=name, linewidth=1.3, marker="." if len(steps) < 60 else "")
+        axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("step")
         axes.set_ylabel(self.unit)
         axes.set_ylim(*((0, 1.05) if self.unit.startswith("share") else (None, None)))

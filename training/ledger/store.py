@@ -19,7 +19,7 @@ from training.errors import LedgerError
 from training.ledger.database import DAMAGE, open_writer, set_aside, sole_writer
 from training.ledger.facts import RUN
 from training.ledger.loader import Loader, LoadReport
-from training.ledger.publish import current, open_snapshot, publish, published
+from training.ledger.publish import current, open_snapshot, publish
 
 log = logging.getLogger(__name__)
 
@@ -73,15 +73,15 @@ def _load(root: Path, wait_s: float, *, anew: bool) -> LoadReport:
         if anew and (folder / "writer.duckdb").exists():
             report.set_aside = set_aside(folder)
         try:
-            _fill(root, report, wait_s)
+            stale = _fill(root, report, wait_s)
         except DAMAGE as error:
             report = LoadReport(set_aside=set_aside(folder))
             log.warning("%s: the database is damaged and is built again: %s", report.set_aside, error)
             try:
-                _fill(root, report, wait_s)
+                stale = _fill(root, report, wait_s)
             except DAMAGE as again:
                 raise LedgerError(f"{folder}: a new database cannot be written either: {again}") from None
-        if report.files or report.set_aside or not published(folder):
+        if stale:
             publish(folder)
         report.snapshot = current(folder)
     if report.refused:
@@ -89,7 +89,8 @@ def _load(root: Path, wait_s: float, *, anew: bool) -> LoadReport:
     return report
 
 
-def _fill(root: Path, report: LoadReport, wait_s: float) -> None:
+def _fill(root: Path, report: LoadReport, wait_s: float) -> bool:
+    """Load everything; True when the published snapshot is not what the database now is."""
     connection = open_writer(root / "ledger", wait_s)
     try:
         loader = Loader(root, connection, report)
@@ -97,5 +98,22 @@ def _fill(root: Path, report: LoadReport, wait_s: float) -> None:
             loader.run(run_dir)
         loader.datasets()
         connection.execute("checkpoint")
+        return report.set_aside is not None or _state(connection) != _published_state(root / "ledger")
     finally:
         connection.close()
+
+
+def _published_state(folder: Path) -> list[tuple[Any, ...]] | None:
+    try:
+        with open_snapshot(folder) as connection:
+            return _state(connection)
+    except (LedgerError, duckdb.Error):  # none yet, or one of another version
+        return None
+
+
+def _state(connection: duckdb.DuckDBPyConnection) -> list[tuple[Any, ...]]:
+    """What decides a database's content: the files that were loaded, the schema and the views."""
+    return connection.execute(
+        "select path, digest, cut_line from loaded union all select name, null, number from migration "
+        "union all select name, digest, null from view_file order by all"
+    ).fetchall()

@@ -133,7 +133,7 @@ def write_dataset(folder: Path, fingerprint: str = DATASET, locators: str = "fil
     manifest = {
         "format": 1,
         "fingerprint": fingerprint,
-        "inputs": {"tokenizer": "tok1:t", "template": "tpl1:t", "recipe": "rec1:r"},
+        "inputs": {"source": "src1:s", "tokenizer": "tok1:t", "template": "tpl1:t", "recipe": "rec1:r"},
         "counts": {"rows": 6, "pairs": 5, "quarantined": 1},
         "tokens": {"prompt": 11, "chosen": 13, "rejected": 9},
         "shards": [{"file": shard.name, "rows": 5, "tokens": 33, **_file(shard)}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -68,6 +69,10 @@ def test_what_was_written_is_there(store: Path) -> None:
     ]
     assert rows(store, "select dataset, rows, pairs, quarantined, path from dataset") == [
         (shop.DATASET, 6, 5, 1, "datasets/a/2026-03-01/d")
+    ]
+    assert rows(store, "select source, fingerprint, pairs, quarantined from source order by source") == [
+        ("a", "src1:s", 3, 1),
+        ("b", "src1:s", 2, 0),
     ]
     assert rows(store, "select source, locator, reason from quarantine") == [("a", "file.jsonl:6", "identical")]
     assert rows(store, "select file, rows, tokens from shard") == [("shard-00000.arrow", 5, 33)]
@@ -377,6 +382,30 @@ def test_case_reader_while_writer(store: Path) -> None:
     assert rows(store, "select count(*), count(distinct step) from step where run_id = 's'") == [(4, 4)]
 
 
+def test_a_load_that_could_not_publish_is_published_by_the_next(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(store)
+    shop.train(shop.write_run(store, "s"), [shop.step(1)])
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(shutil, "copyfile", full)
+        with pytest.raises(LedgerError, match="cannot be published"):
+            load(store)
+    assert rows(store, "select count(*) from run") == [(1,)]  # readers keep the last one
+    again = load(store)
+    assert again.files == 0 and again.snapshot != first.snapshot
+    assert rows(store, "select count(*) from run") == [(2,)]
+
+
+def test_a_ledger_that_was_emptied_loses_its_rows(store: Path) -> None:
+    load(store)
+    (store / "runs" / "r" / "attempts" / "0001" / "steps.jsonl").write_bytes(b"")
+    load(store)
+    assert rows(store, "select (select count(*) from step), (select count(*) from step_pair)") == [(0, 0)]
+
+
 def test_writers_queue_for_a_bounded_time(store: Path) -> None:
     load(store)
     with (
@@ -442,6 +471,20 @@ def test_a_failed_migration_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.
             database.migrate(connection)
         assert connection.execute("select name from (show tables)").fetchall() == [("migration",)]
         assert connection.execute("select count(*) from migration").fetchone() == (0,)
+
+
+def test_a_view_that_changed_is_made_anew_and_published(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(store)
+    here = store.parent / "newer"
+    shutil.copytree(database.HERE / "migrations", here / "migrations")
+    shutil.copytree(database.HERE / "views", here / "views")
+    waste = here / "views" / "waste.sql"
+    waste.write_text(waste.read_text().replace("as seconds", "as lost_seconds"))
+    summary = here / "views" / "run_summary.sql"
+    summary.write_text(summary.read_text().replace("sum(seconds) as wasted", "sum(lost_seconds) as wasted"))
+    monkeypatch.setattr(database, "HERE", here)
+    assert load(store).snapshot != first.snapshot
+    assert rows(store, "select count(lost_seconds) from waste") == [(0,)]
 
 
 def test_every_view_has_a_file_and_every_file_is_a_view() -> None:

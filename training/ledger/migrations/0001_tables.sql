@@ -57,7 +57,10 @@ create table dataset (
     prompt_tokens bigint not null, chosen_tokens bigint not null, rejected_tokens bigint not null
 );
 
-create table source (dataset varchar not null, source varchar not null, fingerprint varchar);
+create table source (
+    dataset varchar not null, source varchar not null, fingerprint varchar, pairs bigint not null,
+    quarantined bigint not null
+);
 
 create table shard (
     dataset varchar not null, shard bigint not null, file varchar not null, "rows" bigint not null,
