@@ -1,0 +1,179 @@
+"""Checkpoints: all state comes back, half a one is none, another run's is refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+
+from tests.training.memory import write_model
+from training import checkpoint as room
+from training.checkpoint import Checkpoint, check_identity, compare, newest, restore, save
+from training.config import ModelConfig, OptimizerConfig
+from training.errors import IdentityError, TrainingError
+from training.model import Policy
+from training.parallel.device import pick
+from training.scores import open_policy
+from training.step import build_optimizer
+
+IDENTITY = {"tokenizer": "tok1:a", "plan": "plan1:a", "objective": "o", "schedule": "s"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("checkpoint") / "model")
+
+
+def fresh(model: Path) -> tuple[Policy, torch.optim.AdamW]:
+    policy = open_policy(ModelConfig(path=str(model)), pick("cpu"))
+    return policy, build_optimizer(policy.module, OptimizerConfig(lr=1e-2, weight_decay=0.1))
+
+
+def trained(model: Path, steps: int = 2) -> tuple[Policy, torch.optim.AdamW]:
+    policy, optimizer = fresh(model)
+    for step in range(steps):
+        for i, parameter in enumerate(policy.module.parameters()):
+            parameter.grad = torch.sin(torch.arange(parameter.numel(), dtype=torch.float32) + i + step).view_as(
+                parameter
+            )
+        optimizer.step()
+    return policy, optimizer
+
+
+def kept(folder: Path, step: int, policy: Policy, optimizer: torch.optim.AdamW, keep: int = 5) -> Path:
+    return save(
+        folder, step=step, module=policy.module, optimizer=optimizer, identity=IDENTITY, facts={"total": 9}, keep=keep
+    )
+
+
+def only(folder: Path) -> Checkpoint:
+    found, skipped = newest(folder)
+    assert found is not None and not skipped
+    return found
+
+
+def test_weights_moments_steps_and_random_states_come_back_bit_for_bit(model: Path, tmp_path: Path) -> None:
+    """case: resume-loses-moments"""
+    policy, optimizer = trained(model)
+    random.seed(5)
+    np.random.seed(6)
+    torch.manual_seed(7)
+    kept(tmp_path, 2, policy, optimizer)
+    drawn = (random.random(), np.random.random(), torch.rand(1).item())
+    other, other_optimizer = fresh(model)
+    restore(only(tmp_path), other.module, other_optimizer)
+    assert (random.random(), np.random.random(), torch.rand(1).item()) == drawn
+    names = [name for name, _ in policy.module.named_parameters()]
+    assert len(names) > 20
+    for a, b in zip(policy.module.parameters(), other.module.parameters(), strict=True):
+        assert torch.equal(a, b)
+        mine, theirs = optimizer.state[a], other_optimizer.state[b]
+        assert set(theirs) == {"step", "exp_avg", "exp_avg_sq"} and mine["exp_avg"].any()
+        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_a_step_without_its_manifest_is_named_and_skipped(model: Path, tmp_path: Path) -> None:
+    """case: half-written-checkpoint; vectors 26, 29"""
+    policy, optimizer = trained(model)
+    for step in (20, 30):
+        kept(tmp_path, step, policy, optimizer)
+    (tmp_path / "step_30" / "manifest.json").unlink()
+    found, skipped = newest(tmp_path)
+    assert found is not None and found.step == 20
+    assert len(skipped) == 1 and "step_30" in skipped[0]
+    (tmp_path / "step_20" / "manifest.json").write_text('{"format": 0}', encoding="utf-8")
+    assert newest(tmp_path)[0] is None and newest(tmp_path / "none") == (None, [])
+
+
+def test_a_kill_while_saving_leaves_no_checkpoint_and_the_next_save_replaces_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """case: half-written-checkpoint"""
+    policy, optimizer = trained(model)
+    kept(tmp_path, 2, policy, optimizer, keep=1)
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room, "_rng_state", killed)
+        with pytest.raises(KeyboardInterrupt):
+            kept(tmp_path, 4, policy, optimizer, keep=1)
+    found, skipped = newest(tmp_path)
+    assert found is not None and found.step == 2 and "step_4" in skipped[0]
+    kept(tmp_path, 4, policy, optimizer, keep=1)
+    assert only(tmp_path).step == 4 and not (tmp_path / "step_2").exists()
+
+
+def test_the_newest_is_by_number(model: Path, tmp_path: Path) -> None:
+    """case: latest-by-name"""
+    policy, optimizer = trained(model, steps=1)
+    kept(tmp_path, 1, policy, optimizer)
+    for step in ("900", "1000", "0200"):
+        shutil.copytree(tmp_path / "step_1", tmp_path / f"step_{step}")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "step_old").mkdir()
+    assert only(tmp_path).step == 1000
+    kept(tmp_path, 1001, policy, optimizer, keep=3)
+    assert sorted(p.name for p in tmp_path.glob("step_*[0-9]")) == ["step_1000", "step_1001", "step_900"]
+
+
+def test_files_are_verified_before_they_are_opened(model: Path, tmp_path: Path) -> None:
+    policy, optimizer = trained(model, steps=1)
+    path = kept(tmp_path, 1, policy, optimizer)
+    before = [p.detach().clone() for p in policy.module.parameters()]
+    for file in (path / "dcp" / ".metadata", path / "dcp" / "__0_0.distcp"):
+        data = file.read_bytes()
+        file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(IdentityError, match=file.name.replace(".", r"\.")):
+            restore(only(tmp_path), policy.module, optimizer)
+        file.unlink()
+        with pytest.raises(IdentityError, match="missing"):
+            restore(only(tmp_path), policy.module, optimizer)
+        file.write_bytes(data)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.module.parameters(), strict=True))
+
+
+def test_a_tensor_that_is_not_there_makes_the_load_fail_by_name(model: Path, tmp_path: Path) -> None:
+    """case: resume-loses-moments"""
+    policy, optimizer = trained(model, steps=1)
+    path = kept(tmp_path, 1, policy, optimizer)
+    weights, moments = get_state_dict(policy.module, optimizer)
+    del moments["state"]["model.norm.weight"]
+    shutil.rmtree(path / "dcp")
+    with room._one_process():
+        save_state({"model": weights, "optimizer": moments}, checkpoint_id=path / "dcp", no_dist=True)
+    manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
+    manifest["files"] = {}
+    (path / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(TrainingError, match=r"model\.norm\.weight"):
+        restore(only(tmp_path), *fresh_parts(model))
+
+
+def fresh_parts(model: Path) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    policy, optimizer = fresh(model)
+    return policy.module, optimizer
+
+
+def test_every_difference_is_named_with_both_values_and_a_remedy(model: Path, tmp_path: Path) -> None:
+    """vector 28"""
+    policy, optimizer = trained(model, steps=1)
+    kept(tmp_path, 1, policy, optimizer)
+    found = only(tmp_path)
+    check_identity(found, IDENTITY)
+    other = {**IDENTITY, "tokenizer": "tok1:b", "schedule": "t"}
+    assert [(d.field, d.saved, d.current) for d in compare(found.manifest, other)] == [
+        ("schedule", "s", "t"),
+        ("tokenizer", "tok1:a", "tok1:b"),
+    ]
+    with pytest.raises(IdentityError) as caught:
+        check_identity(found, other)
+    for words in ("schedule was s, and is t", "tokenizer was tok1:a, and is tok1:b", "prepare the datasets"):
+        assert words in str(caught.value)
