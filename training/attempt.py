@@ -6,7 +6,7 @@ import fcntl
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,7 +48,7 @@ def attempt_run(
     device: Device,
     *,
     dagster_run_id: str | None,
-    progress: Progress,
+    progress: Progress | None,
     stop: Callable[[], bool],
 ) -> Done:
     """Start or resume a run whose folder is owned; its record says `finished`, `stopped` or `failed` afterwards."""
@@ -189,7 +189,7 @@ def _export(work: Work, run: Prepared, steps: int) -> None:
 
 
 @contextmanager
-def owned(run_dir: Path) -> Iterator[None]:
+def owned(run_dir: Path) -> Generator[None]:
     """Hold a run folder; the lock is the operating system's and goes with the process, however it ends.
 
     Raises:
@@ -209,13 +209,16 @@ def owned(run_dir: Path) -> Iterator[None]:
 
 
 @contextmanager
-def logged(path: Path) -> Iterator[None]:
+def logged(path: Path) -> Generator[None]:
     """Keep what this run logs in a file as well."""
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    level = log.level
     log.addHandler(handler)
+    log.setLevel(logging.INFO)
     try:
         yield
     finally:
+        log.setLevel(level)
         log.removeHandler(handler)
         handler.close()

@@ -18,7 +18,7 @@ import os
 import random
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +217,7 @@ def _bytes(text: str) -> torch.Tensor:
 
 
 @contextmanager
-def _one_process() -> Iterator[None]:
+def _one_process() -> Generator[None]:
     """Saving without a process group is meant, not an oversight that needs a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")

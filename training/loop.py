@@ -6,6 +6,7 @@ with what the step computed; nothing here waits for the device.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ from training.step import Microbatch, Outcome, learning_rate, train_step
 if TYPE_CHECKING:
     from training.data.shards import Dataset
     from training.data.tokenize import TokenizedPair
+
+log = logging.getLogger("training")
 
 Progress = Callable[[StepRecord, int], None]
 """Told of every step's record and of the number of the last step."""
@@ -73,7 +76,7 @@ def train(
     writer: LedgerWriter,
     save: Callable[[int], None],
     stop: Callable[[], bool],
-    progress: Progress,
+    progress: Progress | None,
 ) -> StepRecord | None:
     """Do steps `start` to the last; gives the record of the last one that was done and saved.
 
@@ -89,7 +92,9 @@ def train(
         except TrainingError as error:
             raise TrainingError(f"step {step}: {error}") from None
         writer.append(record)
-        progress(record, work.total)
+        _log(record, work.total)
+        if progress:
+            progress(record, work.total)
         stopping, save_s = stop(), 0.0
         if step == work.total or stopping or (every and step % every == 0):
             began = time.perf_counter()
@@ -98,6 +103,24 @@ def train(
         if stopping:
             break
     return record
+
+
+def metrics(record: StepRecord) -> dict[str, float]:
+    """A step's numbers as means over its pairs; what is unknown is left out."""
+    pairs = len(record.pairs)
+    sums = {
+        "accuracy": record.wins,
+        "ties": record.ties,
+        "chosen_reward": record.chosen_reward_sum,
+        "rejected_reward": record.rejected_reward_sum,
+    }
+    means = {name: value / pairs for name, value in sums.items() if value is not None}
+    return means if record.loss is None else {"loss": record.loss, **means}
+
+
+def _log(record: StepRecord, total: int) -> None:
+    shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics(record).items())
+    log.info("step %d/%d  epoch %d  %s", record.step, total, record.epoch, shown)
 
 
 def do_step(work: Work, step: int, *, save_s: float) -> StepRecord:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from training.attention import NAME, Packed, register
 from training.config import ModelConfig
@@ -77,6 +78,7 @@ def load_model(config: ModelConfig, device: Device) -> Policy:
     """
     settings, notes = inspect(config.path)
     register()
+    disable_progress_bar()  # a log has no use for a line that redraws itself
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         config.path,
         config=settings,
@@ -90,7 +92,7 @@ def load_model(config: ModelConfig, device: Device) -> Policy:
         if report.get(kind):
             raise ModelError(f"{config.path}: weights do not fit the configuration: {kind} {sorted(report[kind])[:5]}")
     if config.checkpointing:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        module.activation_checkpointing_enable({"use_reentrant": False})
     return Policy(module=module.to(device.torch).train(), notes=notes)
 
 

@@ -16,7 +16,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from training.checkpoint import check_identity, newest
 from training.config import RunConfig, load_run, store_root
 from training.errors import PairLedgerError
 from training.ledger.record import StepRecord
-from training.loop import Progress
+from training.loop import Progress, metrics
 from training.parallel.device import pick
 from training.setup import Prepared, describe, prepare
 
@@ -77,9 +77,7 @@ def run_training(
                 log.info("%s is finished at step %d; nothing to do", run.run_id, checkpoint.step)
                 return _result(run, None, checkpoint.step, None)
         describe(run, partition)
-        done = attempt_run(
-            run, checkpoint, device, dagster_run_id=dagster_run_id, progress=progress or log_progress, stop=stop
-        )
+        done = attempt_run(run, checkpoint, device, dagster_run_id=dagster_run_id, progress=progress, stop=stop)
         return _result(run, done.attempt, done.step, done.record)
 
 
@@ -95,25 +93,6 @@ def _result(run: Prepared, attempt: int | None, steps: int, record: StepRecord |
         export=exported if finished else None,
         metrics={} if record is None else metrics(record),
     )
-
-
-def metrics(record: StepRecord) -> dict[str, float]:
-    """A step's numbers as means over its pairs; what is unknown is left out."""
-    pairs = len(record.pairs)
-    sums = {
-        "accuracy": record.wins,
-        "ties": record.ties,
-        "chosen_reward": record.chosen_reward_sum,
-        "rejected_reward": record.rejected_reward_sum,
-    }
-    means = {name: value / pairs for name, value in sums.items() if value is not None}
-    return means if record.loss is None else {"loss": record.loss, **means}
-
-
-def log_progress(record: StepRecord, total: int) -> None:
-    """One plain line a step."""
-    shown = "  ".join(f"{name} {value:.4f}" for name, value in metrics(record).items())
-    log.info("step %d/%d  epoch %d  %s", record.step, total, record.epoch, shown)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def reporting() -> Iterator[tuple[Callable[[Mapping[str, Any]], None], str | None]]:
+def reporting() -> Generator[tuple[Callable[[Mapping[str, Any]], None], str | None]]:
     """What to report the result to, and the Dagster run that started this process, if one did."""
     if "DAGSTER_PIPES_CONTEXT" not in os.environ or int(os.environ.get("RANK", "0")):
         yield lambda result: print(json.dumps(result)), None
