@@ -13,8 +13,8 @@ from pathlib import Path
 
 SHORT = "Which is larger, {a} or {b}?"
 WORDY = (
-    "Look at both numbers with care, digit by digit, and then tell me in one short sentence which of the two is larger: "
-    "{a} or {b}?"
+    "Look at both numbers with care, digit by digit, and then tell me in one short sentence which of the two is "
+    "larger: {a} or {b}?"
 )
 PROMPTS = {"short": SHORT, "wordy": WORDY}
 PAIRS = 3000

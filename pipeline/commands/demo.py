@@ -1,0 +1,39 @@
+"""`pairledger demo`: preference files to a trained model and its account, through Dagster."""
+
+import argparse
+import signal
+import sys
+import time
+
+from pipeline.console import console
+
+HELP = "preference files → a trained model → its token ledger, in under three minutes"
+ABOUT = """Generate two preference sources about which of two numbers is larger, prepare them, train a small model, ask
+it questions that it never saw, before and after, and answer two questions from the token ledger. Everything runs as
+Dagster jobs and lies below ./store; `pairledger ui` shows the runs. Killed at any moment, it continues when started
+again."""
+EXAMPLE = """  pairledger demo
+  pairledger demo --seed 1"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="another task, base model and order (default: 0)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Play the demonstration."""
+    from pipeline.commands.ui import dagster_home
+
+    dagster_home()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    began = time.monotonic()
+    from pipeline.demo.play import play  # imports Dagster, which takes a second
+
+    play(arguments.seed)
+    shown = console()
+    shown.print(f"[dim]{time.monotonic() - began:.0f} s in all · `pairledger ui` shows the runs · ask more:[/dim]")
+    shown.print('[dim]pairledger ledger query "SELECT * FROM run_summary"[/dim]')
+    return 0

@@ -1,0 +1,43 @@
+"""`pairledger ui`: the Dagster UI and its daemon, for this machine alone."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from training.errors import ConfigError
+
+HELP = "the Dagster UI on 127.0.0.1"
+ABOUT = """Start Dagster's web server and daemon on 127.0.0.1 with this project as their code location. DAGSTER_HOME is
+taken from the environment, else it is the working directory. Telemetry is off."""
+EXAMPLE = """  pairledger ui
+  pairledger ui --port 3333"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("--port", type=int, default=3000, metavar="N", help="port on 127.0.0.1 (default: 3000)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Become `dagster dev`; does not come back."""
+    if not 0 < arguments.port < 65536:
+        raise ConfigError(f"--port {arguments.port}: a port is a number from 1 to 65535")
+    home = dagster_home()
+    print(f"http://127.0.0.1:{arguments.port}  (DAGSTER_HOME {home})", flush=True)
+    command = ["-m", "dagster", "dev", "-m", "pipeline.definitions", "-h", "127.0.0.1", "-p", str(arguments.port)]
+    os.execv(sys.executable, [sys.executable, *command])
+
+
+def dagster_home() -> Path:
+    """Set DAGSTER_HOME for this process and its children, and make the folder an instance.
+
+    Raises:
+        ConfigError: DAGSTER_HOME is set to a relative path, which Dagster refuses.
+    """
+    home = Path(os.environ.get("DAGSTER_HOME") or Path.cwd())
+    if not home.is_absolute():
+        raise ConfigError(f"DAGSTER_HOME = {home} is relative; set it to {home.resolve()}")
+    home.mkdir(parents=True, exist_ok=True)
+    os.environ.update(DAGSTER_HOME=str(home), DAGSTER_DISABLE_TELEMETRY="1")
+    return home
