@@ -5,7 +5,7 @@ Dagster stores a NaN as it is (its event is then no JSON), refuses numpy scalars
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ def markdown_table(columns: list[str], rows: list[tuple[Any, ...]]) -> dg.Markdo
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
+def plainly() -> Generator[None, None, None]:
     """Turn a fault that a person can mend into Dagster's own failure: its sentence, no stack, no retry."""
     try:
         yield
