@@ -110,6 +110,8 @@ def answers(model: Path, prompts: Sequence[str], *, device: Device, max_new_toke
     Raises:
         ModelError: the folder has no tokenizer or model that transformers loads.
     """
+    if not (model / "tokenizer.json").is_file():  # transformers would make an empty tokenizer of nothing
+        raise ModelError(f"{model}: has no tokenizer.json, so it cannot answer prompts; name an exported model")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(model, local_files_only=True)
         module: Any = AutoModelForCausalLM.from_pretrained(model, local_files_only=True)

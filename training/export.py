@@ -54,9 +54,8 @@ def export(policy: Policy, folder: Path, *, source: Path, tokenizer: Path, dtype
         config = AutoConfig.from_pretrained(source, local_files_only=True)
         kind = TYPES.get(dtype) or config.dtype or torch.float32
         with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config)
+            skeleton = AutoModelForCausalLM.from_config(config, dtype=kind)
         weights = {name: tensor.detach().to("cpu", kind) for name, tensor in policy.module.state_dict().items()}
-        skeleton.config.dtype = kind
         skeleton.save_pretrained(staging, state_dict=weights)
         for name in TOKENIZER_FILES:
             for place in (tokenizer, source):
