@@ -137,7 +137,7 @@ class Account:
             self._tokens["loss"] += int(np.where(counted < 0, tokens[side], counted).sum())
         cuts = {part: batch.column(f"{part}_cut").to_numpy() for part in PARTS}
         self._cut.update({part: int(cut.sum()) for part, cut in cuts.items()})
-        self._cut["pairs"] += int((sum(cuts.values()) > 0).sum())
+        self._cut["pairs"] += int(np.any([cut > 0 for cut in cuts.values()], axis=0).sum())
 
 
 def _cells(lists: pa.ListArray) -> list[Any]:

@@ -1,7 +1,8 @@
 """The manifest of a dataset: what it holds, what it was made from, and the commit that makes it visible.
 
-`manifest.json` is written last, by rename; a folder without it does not exist to readers. It carries the size and digest
-of every other file of the folder and its own digest, so that a flipped byte anywhere is refused or changes nothing.
+`manifest.json` is written last, by rename; a folder without it does not exist to readers. It carries the size and
+digest of every other file of the folder and its own digest, so that a flipped byte anywhere is refused or changes
+nothing.
 """
 
 from __future__ import annotations

@@ -44,10 +44,7 @@ class PrepareReport:
             "dataset": manifest.fingerprint,
             "path": str(self.dataset.path),
             "reused": self.reused,
-            **{
-                name: manifest.counts[name] for name in ("rows", "pairs", "quarantined", "reasons", "cut", "duplicates")
-            },
-            "notes": manifest.counts["notes"],
+            **manifest.counts,
             "shards": [shard.file for shard in manifest.shards],
             "tokens": dict(manifest.tokens),
             "fingerprints": dict(manifest.inputs),

@@ -77,7 +77,7 @@ class ShardWriter:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows of `SCHEMA`, cut where a shard is full."""
-        tokens = sum(lengths(batch.column(f"{part}_ids")) for part in PARTS)
+        tokens = np.sum([lengths(batch.column(f"{part}_ids")) for part in PARTS], axis=0)
         start = 0
         while start < batch.num_rows:
             room = self._limit - self._bytes

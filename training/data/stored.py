@@ -1,9 +1,9 @@
 """Canonical pairs on disk: what a source's rows became, before any tokenizer.
 
 One Arrow file of outcomes in the order of the rows: pairs, and the rows that were not let in. Messages and tools stand
-as JSON text, so that a tool's arguments come back exactly as they were written whatever the other rows hold. A manifest,
-written last by rename, makes the folder visible, and `rewind` gives its rows as chunks, so that the shards made from it
-have the fingerprint of those made from the source directly.
+as JSON text, so that a tool's arguments come back exactly as they were written whatever the other rows hold. A
+manifest, written last by rename, makes the folder visible, and `rewind` gives its rows as chunks, so that
+the shards made from it have the fingerprint of those made from the source directly.
 """
 
 from __future__ import annotations
