@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,7 +67,7 @@ def attempt_run(
     writer = LedgerWriter(attempt.steps)
     outcome = "failed"
     try:
-        with logged(attempt.folder / "output.log"):
+        with logged(attempt.folder / "output.log"), closing(writer):
             log.info("%s, attempt %d: steps %d to %d on %s", run.run_id, attempt.number, start, run.total, device.name)
             work = _work(run, attempt, checkpoint, device)
 
@@ -79,7 +79,6 @@ def attempt_run(
             step = record.step if record else start - 1
             if step >= run.total:
                 _export(work, run, step)
-            writer.close()
             outcome = "finished" if step >= run.total else "stopped"
             log.info("%s %s at step %d", run.run_id, outcome, step)
             return Done(attempt=attempt.number, step=step, record=record)

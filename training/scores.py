@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CHUNK = 512
 """Supervised rows whose logits exist at one time."""
+TRIAL_TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
+"""How far a side's log-probability in a pack may be from that of the model's own pass, absolute plus relative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +109,15 @@ def open_policy(config: ModelConfig, device: Device) -> Policy:
         ModelError: as `load_model`, or the log-probabilities are not those of the model's own forward pass.
     """
     policy = load_model(config, device)
-    prove(policy)
+    prove(policy, device, config.dtype)
     return policy
 
 
 @torch.no_grad()
-def prove(policy: Policy, tolerance: float = 1e-3) -> None:
+def prove(policy: Policy, device: Device, dtype: Literal["fp32", "bf16"] = "fp32") -> None:
     """Compare the sides of a tiny shared pack with the model's own (eager) forward pass over each sequence alone.
+
+    The pack goes through the kernels of the precision it will be trained in; the model's own pass is fp32.
 
     Raises:
         ModelError: they differ; names the class and by how much.
@@ -122,12 +126,14 @@ def prove(policy: Policy, tolerance: float = 1e-3) -> None:
     ids = [number * 7919 % vocabulary for number in range(1, 16)]
     pairs = [(ids[:3], ids[3:7], ids[7:9]), (ids[9:11], ids[11:12], ids[12:15])]
     pack = lay_out([PairShape(prompt=len(p), chosen=len(c), rejected=len(r)) for p, c, r in pairs])
-    got = side_logps(policy, place(pack, pairs, device=policy.head.weight.device))
+    with device.autocast(dtype):
+        got = side_logps(policy, place(pack, pairs, device=device.torch))
     module.set_attn_implementation("eager")
     try:
         want = torch.stack([_alone(policy, p, side) for p, chosen, rejected in pairs for side in (chosen, rejected)])
     finally:
         module.set_attn_implementation(NAME)
+    tolerance = TRIAL_TOLERANCES[dtype]
     if not torch.allclose(got, want, rtol=tolerance, atol=tolerance):
         raise ModelError(
             f"{type(module).__name__}: log-probabilities of packed pairs {got.tolist()} are not those of its own "
@@ -188,7 +194,10 @@ class _RowLogps(torch.autograd.Function):
             d_logits = d_logits * slope if isinstance(slope, Tensor) or slope != 1 else d_logits
             low = d_logits.to(hidden.dtype)
             d_hidden[part] = low @ weight
-            d_weight += low.t() @ hidden[part]
+            if low.dtype == torch.float32:
+                d_weight.addmm_(low.t(), hidden[part])  # in place: no second matrix of the head's size
+            else:
+                d_weight += low.t() @ hidden[part]
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
         return d_hidden, d_weight.to(weight.dtype), d_bias, None, None, None, None

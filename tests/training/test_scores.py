@@ -63,7 +63,7 @@ def test_half_precision_rows_sum_the_vocabulary_in_fp32() -> None:
 
 def test_a_model_that_computes_something_else_is_refused_by_trial(tmp_path: Path) -> None:
     policy = open_policy(ModelConfig(path=str(write_model(tmp_path / "model"))), pick("cpu"))
-    prove(policy)
+    prove(policy, pick("cpu"))
     module = policy.module
     forward = module.forward
 
@@ -74,7 +74,7 @@ def test_a_model_that_computes_something_else_is_refused_by_trial(tmp_path: Path
 
     module.forward = doubled  # a head with a scale that no setting tells of
     with pytest.raises(ModelError, match="Qwen3ForCausalLM.*its own forward pass"):
-        prove(Policy(module=module))
+        prove(Policy(module=module), pick("cpu"), "bf16")
 
 
 @pytest.mark.parametrize(
