@@ -227,7 +227,6 @@ class SourceConfig(Section):
     """Wanted column = the column's name in the files."""
     day: str | None = None
     """Day (YYYY-MM-DD) at which a source without dated drops lands; the first day of one whose files hold `{drop}`."""
-    licence: str | None = None
 
 
 class TokenizerConfig(Section):
