@@ -68,9 +68,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare one source."""
-    from training.data.prepare import prepare
-
     from training.config import LimitsConfig, ProjectConfig, parse
+    from training.data.prepare import prepare
     from training.data.sources import SourceSpec
 
     limits = {name: getattr(arguments, name) for name in LimitsConfig.model_fields}
@@ -84,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
             Path(arguments.out),
             template=Path(arguments.template) if arguments.template else None,
             limits=parse({"limits": limits}, ProjectConfig, where="command line").limits,
+            max_quarantine=arguments.max_quarantine,
             workers=arguments.workers,
             progress=show,
         )
@@ -111,7 +111,7 @@ def mapping(given: list[str]) -> dict[str, str]:
 
 def _show(found: Mapping[str, Any], name: str) -> None:
     done = (
-        "verified, nothing to do" if found["reused"] else f"{found['pairs'] / max(found['seconds'], 1e-9):,.0f} pairs/s"
+        "verified, nothing to do" if found["reused"] else f"{found['pairs'] / max(found['seconds'], 1e-3):,.0f} pairs/s"
     )
     console().print(
         f"[bold]{escaped(name)}[/bold]: {found['pairs']:,} pairs in {len(found['shards'])} shards, "

@@ -13,10 +13,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from training.data.prepare import prepare
-
 from training.config import RunConfig, parse
+from training.data.prepare import prepare
 from training.data.sources import SourceSpec
+from training.data.tokenizer import Tokenizer, load_tokenizer
 from training.run import run_training
 
 RUN = {
@@ -32,8 +32,8 @@ def make(folder: Path, seed: int) -> Path:
     """Make `folder/base` from `folder/undecided.jsonl` and `folder/tokenizer`; everything else lies in `base.work`."""
     work = folder / "base.work"
     spec = SourceSpec(name="undecided", inputs=(str(folder / "undecided.jsonl"),))
-    report = prepare(spec, folder / "tokenizer", work / "prepared", workers=1)
-    random_model(work / "random", report.vocab_size, seed)
+    prepare(spec, folder / "tokenizer", work / "prepared", workers=1)
+    random_model(work / "random", load_tokenizer(folder / "tokenizer"), seed)
     sections = {"data": {"datasets": [str(work / "prepared")]}, "model": {"path": str(work / "random")}}
     config = parse({**RUN, **sections}, RunConfig, where="the base model's run")
     result = run_training(config, work)
@@ -45,13 +45,15 @@ def make(folder: Path, seed: int) -> Path:
     return staging.rename(base)
 
 
-def random_model(folder: Path, vocabulary: int, seed: int) -> None:
+def random_model(folder: Path, tokenizer: Tokenizer, seed: int) -> None:
     """A small Qwen3. Its weights are drawn wider than usual: copying is then learned in half the steps."""
     from transformers import Qwen3Config, Qwen3ForCausalLM, set_seed
 
     set_seed(seed)
     config = Qwen3Config(
-        vocab_size=vocabulary,
+        vocab_size=tokenizer.vocab_size,
+        eos_token_id=tokenizer.eos_id,
+        pad_token_id=tokenizer.pad_id,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,
