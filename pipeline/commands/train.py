@@ -2,6 +2,8 @@
 
 import argparse
 import signal
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.console import emit, facts, progress
@@ -15,12 +17,12 @@ ends it after the current step, with a checkpoint."""
 EXAMPLE = """  pairledger train --config RUN.toml
   pairledger train --config RUN.toml --store /data/pairledger --json"""
 
+ENDING = (signal.SIGTERM, signal.SIGINT)
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument(
-        "--config", required=True, metavar="RUN.toml", help="the run's configuration (docs/configuration.md)"
-    )
+    parser.add_argument("--config", required=True, metavar="RUN.toml", help="the run (docs/configuration.md)")
     parser.add_argument(
         "--store",
         metavar="DIR",
@@ -33,21 +35,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Train; 128 + n where signal n ended it before the last step."""
     from training.config import load_run, store_root
 
-    config = load_run(arguments.config)  # before torch is imported, which takes seconds
-    from training.run import run_training
+    config, store = load_run(arguments.config), store_root(arguments.store)
+    from training.run import run_training  # after the configuration: torch takes seconds
 
-    caught: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda n, _: caught.append(n))
-    pairs = 0
-    with progress("training", "pairs", quiet=arguments.json) as show:
+    trained = 0
+    with signals() as caught, progress("training", "pairs", quiet=arguments.json) as show:
 
         def after(record: "StepRecord", total: int) -> None:
-            nonlocal pairs
-            pairs += len(record.pairs)
-            show(pairs, round(pairs / record.step * total) if record.step else None)
+            nonlocal trained
+            trained += len(record.pairs)
+            show(trained, round(trained * total / record.step))
 
-        result = run_training(config, store_root(arguments.store), progress=after, stop=lambda: bool(caught))
+        result = run_training(config, store, progress=after, stop=lambda: bool(caught))
     found = {
         "run_id": result.run_id,
         "run_dir": str(result.run_dir),
@@ -57,8 +56,17 @@ def run(arguments: argparse.Namespace) -> int:
         "export": str(result.export) if result.export else None,
         **result.metrics,
     }
-    if arguments.json:
-        emit(found)
-    else:
-        facts(found)
+    (emit if arguments.json else facts)(found)
     return 128 + caught[0] if caught and not result.finished else 0
+
+
+@contextmanager
+def signals() -> Generator[list[int]]:
+    """Catch SIGTERM and SIGINT in a list, so that a step is not cut in two."""
+    caught: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in ENDING}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
