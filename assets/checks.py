@@ -6,14 +6,12 @@ ledger is held against its prediction step by step. Costs one reading of the sha
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import dagster as dg
 import numpy as np
 import pyarrow as pa
 
-from assets.partitions import Calendar
 from assets.progress import recorded
 from assets.reporting import markdown_table, portable
 from assets.store import ShardStore, TokenLedger, made
@@ -153,19 +151,11 @@ def _mesh(path: Path) -> tuple[int, ...]:
     return facts.dp_replicate, facts.dp_shard, facts.cp, facts.ulysses, facts.pack_tokens
 
 
-def preference_checks(calendar: Calendar) -> list[dg.AssetChecksDefinition]:
-    """The checks of `preference_shards`, by drop."""
-    of = partial(dg.asset_check, asset="preference_shards", blocking=True, partitions_def=calendar.drops)
-    return [
-        of()(check) for check in (shards_match_manifest, tokens_match_manifest, targets_stay_inside, quarantine_share)
-    ]
-
-
-def training_checks(calendar: Calendar) -> list[dg.AssetChecksDefinition]:
-    """The check of `dpo_run`, by week."""
-    return [dg.asset_check(asset="dpo_run", blocking=True, partitions_def=calendar.weeks)(plan_equals_ledger)]
-
-
-def ledger_checks() -> list[dg.AssetChecksDefinition]:
-    """The check of `token_ledger`."""
-    return [dg.asset_check(asset="token_ledger", blocking=True)(accounts_agree)]
+def checks() -> list[dg.AssetChecksDefinition]:
+    """Every check with its asset; each looks at the partition that was materialised."""
+    of = {
+        "preference_shards": (shards_match_manifest, tokens_match_manifest, targets_stay_inside, quarantine_share),
+        "dpo_run": (plan_equals_ledger,),
+        "token_ledger": (accounts_agree,),
+    }
+    return [dg.asset_check(asset=asset, blocking=True)(check) for asset, named in of.items() for check in named]

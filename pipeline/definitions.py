@@ -5,7 +5,8 @@ It loads without torch, which takes seconds: what needs it runs in processes of 
 
 import dagster as dg
 
-from assets import checks, ledger, preferences, training
+from assets import ledger, preferences, training
+from assets.checks import checks
 from assets.partitions import calendar
 from pipeline.jobs import jobs
 from pipeline.resources import find_project, resources
@@ -23,7 +24,7 @@ def build(project: ProjectConfig) -> dg.Definitions:
     plan = calendar(project)
     return dg.Definitions(
         assets=[*preferences.assets(plan, project), *training.assets(plan, project), *ledger.assets()],
-        asset_checks=[*checks.preference_checks(plan), *checks.training_checks(plan), *checks.ledger_checks()],
+        asset_checks=checks(),
         jobs=jobs(project),
         schedules=schedules(project),
         sensors=sensors(project),
