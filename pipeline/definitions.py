@@ -29,6 +29,8 @@ def build(project: ProjectConfig) -> dg.Definitions:
         schedules=schedules(project),
         sensors=sensors(project),
         resources=resources(project),
+        # a step is short, or waits for processes of its own: a worker a step would be mostly imports
+        executor=dg.in_process_executor,
     )
 
 
