@@ -47,7 +47,7 @@ def cell(value: Any, name: str = "") -> str:
     if value is None:
         return "–"
     if isinstance(value, float):
-        if name in SHARES and math.isfinite(value):
+        if (name in SHARES or name.startswith("share_of_")) and math.isfinite(value):
             return f"{100 * value:.1f} %"
         return f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool):

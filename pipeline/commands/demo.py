@@ -1,6 +1,7 @@
 """`pairledger demo`: preference files to a trained model and its account, through Dagster."""
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -27,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Play the demonstration."""
     from pipeline.commands.ui import dagster_home
 
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # a model this small loses time to a second thread
     dagster_home()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     began = time.monotonic()

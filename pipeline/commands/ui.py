@@ -7,6 +7,21 @@ from pathlib import Path
 
 from training.errors import ConfigError
 
+INSTANCE = """\
+# Dagster's instance of this folder; see docs/dagster.md for more that can be set
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+concurrency:
+  pools:
+    granularity: op
+    default_limit: 1
+run_monitoring:
+  enabled: true
+  free_slots_after_run_end_seconds: 5
+"""
+
 HELP = "the Dagster UI on 127.0.0.1"
 ABOUT = """Start Dagster's web server and daemon on 127.0.0.1 with this project as their code location. DAGSTER_HOME is
 taken from the environment, else it is the working directory. Telemetry is off."""
@@ -39,5 +54,7 @@ def dagster_home() -> Path:
     if not home.is_absolute():
         raise ConfigError(f"DAGSTER_HOME = {home} is relative; set it to {home.resolve()}")
     home.mkdir(parents=True, exist_ok=True)
+    if not (home / "dagster.yaml").exists():
+        (home / "dagster.yaml").write_text(INSTANCE, encoding="utf-8")
     os.environ.update(DAGSTER_HOME=str(home), DAGSTER_DISABLE_TELEMETRY="1")
     return home

@@ -41,6 +41,9 @@ ORDER BY loss_density"""
 BASE_INPUTS = ("undecided.jsonl", "tokenizer/tokenizer.json")
 GRACE_SECONDS = "10"
 SUBTITLE = "two preference sources, one small model, every token counted"
+MEASURES = """\
+preferred: before, likelier than the wrong one under the base model; after, reward accuracy against that model
+given: the greedy answer is the right one, to the character"""
 SHOWN = 3
 """Questions of each source whose answers are shown."""
 
@@ -155,11 +158,12 @@ def show_answers(told: dict[str, Any], accuracy: float) -> None:
     questions = told["questions"]
     right = {when: sum(one[when] == one["right"] for one in questions) / len(questions) for when in ("before", "after")}
     rows = [
-        ["right answer preferred (reward accuracy)", percent(told["preferred_before"]), percent(accuracy)],
-        ["right answer given (greedy)", percent(right["before"]), percent(right["after"])],
+        ["right answer preferred", percent(told["preferred_before"]), percent(accuracy)],
+        ["right answer given", percent(right["before"]), percent(right["after"])],
     ]
     print()
     table([f"{len(questions)} held-out questions", "before", "after"], rows)
+    console().print(f"[dim]{MEASURES}[/dim]")
     sources = sorted({one["source"] for one in questions})
     few = [one for source in sources for one in [q for q in questions if q["source"] == source][:SHOWN]]
     table(

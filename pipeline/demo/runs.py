@@ -4,10 +4,10 @@ In this process, because a worker for each run and a process for each step would
 runs print goes to a file. A demonstration that was killed leaves its last run as started: the next one ends it.
 """
 
-import contextlib
 import os
 import socket
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Stage:
         """
         patience = time.monotonic() + BUSY_SECONDS
         while True:
-            with self.log.open("a", encoding="utf-8") as log, contextlib.redirect_stdout(log):
+            with self.log.open("a", encoding="utf-8") as log, redirect_stdout(log), redirect_stderr(log):
                 result = self.definitions.resolve_job_def(job).execute_in_process(
                     instance=self.instance,
                     partition_key=partition,
@@ -52,6 +52,8 @@ class Stage:
             if result.success:
                 return result
             why = reason(result)
+            if "DagsterExecutionInterruptedError" in why:
+                raise KeyboardInterrupt
             if "is in use by" not in why or time.monotonic() > patience:
                 raise TrainingError(f"Dagster run {result.run_id} of {job} failed: {why} (output: {self.log})")
             time.sleep(2)
