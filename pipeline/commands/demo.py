@@ -3,8 +3,9 @@
 import argparse
 import os
 import signal
-import sys
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 from pipeline.console import console
 
@@ -25,17 +26,35 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play the demonstration."""
+    """Play the demonstration; 128 + n where signal n ended it."""
     from pipeline.commands.ui import dagster_home
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a model this small loses time to a second thread
     dagster_home()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     began = time.monotonic()
     from pipeline.demo.play import play  # imports Dagster, which takes a second
 
-    play(arguments.seed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with received_signals() as last:
+        try:
+            play(arguments.seed)
+        except KeyboardInterrupt:
+            return 128 + last()
     shown = console()
     shown.print(f"[dim]{time.monotonic() - began:.0f} s in all · `pairledger ui` shows the runs · ask more:[/dim]")
     shown.print('[dim]pairledger ledger query "SELECT * FROM run_summary"[/dim]')
     return 0
+
+
+@contextmanager
+def received_signals() -> Generator[Callable[[], int]]:
+    """Know which signal came last although Dagster puts its own handlers in place while a job runs."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    try:
+        yield lambda: os.read(reader, 4096)[-1]
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(reader)
+        os.close(writer)

@@ -83,11 +83,18 @@ def process(number: int) -> str:
 
 
 def end_abandoned(instance: dg.DagsterInstance) -> int:
-    """Mark runs of demonstrations that are no more as failed; gives how many there were."""
+    """Mark runs of demonstrations that are no more as failed, and free what ended runs hold of the pools.
+
+    The daemon would free it, but need not run; a job waits for a held pool for ever. Gives how many runs were marked.
+    """
     going = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING])
     abandoned = [run for run in instance.get_runs(going) if TAG in run.tags and not _lives(run.tags[TAG])]
     for run in abandoned:
         instance.report_run_failed(run, "the demonstration that made this run was ended from outside")
+    for run_id in instance.event_log_storage.get_concurrency_run_ids():
+        run = instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            instance.event_log_storage.free_concurrency_slots_for_run(run_id)
     return len(abandoned)
 
 
