@@ -1,15 +1,17 @@
 """`pairledger inspect`: a dataset, or one of its pairs as the model sees it."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline.console import console, emit, escaped, facts, table
 from training.errors import ConfigError, DatasetError, TokenizerError
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
     from training.data.shards import Dataset
     from training.data.tokenize import TokenizedPair
 
@@ -82,6 +84,8 @@ def _find(dataset: "Dataset", wanted: str) -> int:
 
 
 def _show_pair(dataset: "Dataset", pair: "TokenizedPair", row: int, *, ids: bool) -> None:
+    from rich.text import Text
+
     words = _words(dataset)
     facts({"pair": pair.pair_id, "row": row, "source": pair.source, "locator": pair.locator})
     cuts = (pair.prompt_cut, pair.chosen_cut, pair.rejected_cut)
@@ -97,27 +101,38 @@ def _show_pair(dataset: "Dataset", pair: "TokenizedPair", row: int, *, ids: bool
     )
     for name, tokens, kinds in sides:
         shown.print(f"\n[bold]{name}[/bold]  [dim]{len(tokens)} tokens[/dim]")
-        parts = []
-        for token, kind in zip(tokens, kinds, strict=True):
-            text = f"[{STYLES[kind]}]{escaped(words(token))}[/]" if words else ""
-            parts.append(text + (f"[dim]·{token}[/dim] " if ids or not words else ""))
-        shown.print("".join(parts))
+        line = Text()  # appended, not marked up: a token may be half a bracket
+        for token, word, kind in zip(tokens, words(tokens), kinds, strict=True):
+            line.append(word, STYLES[kind])
+            if ids or not word:
+                line.append(f"·{token} ", "dim")
+        shown.print(line)
 
 
 def _styles(tokens: Sequence[int], mask: Sequence[bool] | None) -> list[str]:
     return ["supervised" if on else "unsupervised" for on in (mask or [True] * len(tokens))]
 
 
-def _words(dataset: "Dataset") -> Any:
-    """A function from an id to its text, or None where the tokenizer that made the dataset is not at its place."""
+def _words(dataset: "Dataset") -> Callable[[Sequence[int]], list[str]]:
+    """A function from ids to their texts; empty ones where the tokenizer that made the dataset is not at its place."""
     from training.data.tokenizer import load_tokenizer
 
+    path, why = dataset.manifest.tokenizer_path, ""
     try:
-        tokenizer = load_tokenizer(dataset.manifest.tokenizer_path)
+        tokenizer = load_tokenizer(path)
+        if tokenizer.fingerprint == dataset.manifest.inputs["tokenizer"]:
+            return lambda ids: _pieces(tokenizer.backend, ids)
+        why = f"{path} is another tokenizer now"
     except TokenizerError as error:
-        console(stderr=True).print(f"[yellow]ids only:[/yellow] {escaped(str(error))}")
-        return None
-    if tokenizer.fingerprint != dataset.manifest.inputs["tokenizer"]:
-        console(stderr=True).print(f"[yellow]ids only:[/yellow] {tokenizer.path} is another tokenizer now")
-        return None
-    return lambda token: tokenizer.backend.decode([token], skip_special_tokens=False)
+        why = str(error)
+    console(stderr=True).print(f"[yellow]ids only:[/yellow] {escaped(why)}")
+    return lambda ids: [""] * len(ids)
+
+
+def _pieces(backend: "Backend", ids: Sequence[int]) -> list[str]:
+    """What each id adds to the text before it; a decoder may drop the blank of a first token."""
+
+    def text(tokens: Sequence[int]) -> str:
+        return backend.decode(list(tokens), skip_special_tokens=False)
+
+    return [text(ids[max(0, i - 1) : i + 1]).removeprefix(text(ids[max(0, i - 1) : i])) for i in range(len(ids))]
