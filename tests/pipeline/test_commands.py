@@ -91,7 +91,11 @@ def test_prepare_gives_the_counts_and_finds_its_dataset_again(at, capsys):
             2,
             "limits.max_tokens",
         ),
-        ("prepare pairs.jsonl --tokenizer tokenizer --out x --map prompt=asked --max-tokens 4", 3, "no room for an answer"),
+        (
+            "prepare pairs.jsonl --tokenizer tokenizer --out x --map prompt=asked --max-tokens 4",
+            3,
+            "no room for an answer",
+        ),
         ("inspect prepared --row 10", 2, "rows 0 to 9"),
         ("inspect prepared --pair pair1:zz", 3, "holds no pair pair1:zz"),
         ("plan prepared --pairs-per-step 4 --pack-tokens 20", 3, "pack_tokens"),
