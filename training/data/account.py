@@ -41,6 +41,11 @@ class Account:
         self._seen: set[int] = set()
         self._twins: Counter[str] = Counter({"same": 0, "swapped": 0})
 
+    def close(self) -> None:
+        """Let go of the files, finished or not."""
+        self._quarantine.close()
+        self._shards.close()
+
     def take(self, done: Done) -> None:
         """Add a chunk's result."""
         batch = pa.ipc.open_stream(done.batch).read_next_batch()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,13 +106,13 @@ def prepare(
             return PrepareReport(dataset=same, reused=True, seconds=time.monotonic() - began)
         with staged(out, inputs) as staging:
             incoming = rewind(source) if isinstance(source, StoredPairs) else chunks(source)
-            account = Account(staging, inputs, shard_bytes)
-            for done in results(incoming, loaded, recipe, tokenizer, template, workers):
-                account.take(done)
-                if progress:
-                    progress(account.rows, None)
-            loaded.check_unchanged()
-            manifest = account.manifest(about, inputs, loaded, recipe, max_quarantine)
+            with closing(Account(staging, inputs, shard_bytes)) as account:
+                for done in results(incoming, loaded, recipe, tokenizer, template, workers):
+                    account.take(done)
+                    if progress:
+                        progress(account.rows, None)
+                loaded.check_unchanged()
+                manifest = account.manifest(about, inputs, loaded, recipe, max_quarantine)
             final = out / manifest.fingerprint.replace(":", "-") if by_fingerprint else out
             commit(staging, final, manifest)
     return PrepareReport(dataset=open_dataset(final, verify=False), reused=False, seconds=time.monotonic() - began)

@@ -94,6 +94,12 @@ class ShardWriter:
         self._close()
         return tuple(self.files)
 
+    def close(self) -> None:
+        """Let go of a shard that will not be finished."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
     def _write(self, rows: pa.RecordBatch, tokens: int) -> None:
         if self._open is None:
             path = self._folder / f"shard-{len(self.files):05d}.arrow"

@@ -1,0 +1,354 @@
+"""Preparation as a whole: same bytes, all inputs in the identity, nothing half-written, lost or altered."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.training.data.tiny import CHATML, byte_level, write
+from training.config import LimitsConfig
+from training.data import account
+from training.data.fingerprint import file_fingerprint
+from training.data.manifest import MANIFEST
+from training.data.prepare import prepare
+from training.data.shards import Dataset, open_dataset
+from training.data.sources import SourceSpec, open_source
+from training.data.stored import open_pairs, store_pairs
+from training.data.tokenizer import load_tokenizer
+from training.errors import ConfigError, DatasetError, SourceError
+
+GOOD = {"prompt": "a", "chosen": "b", "rejected": "c"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write(folder, byte_level(), CHATML)
+    return folder
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [{"prompt": f"price {i}", "chosen": f"${i} today", "rejected": f"no {i * 7 % 5}"} for i in range(count)]
+
+
+def spec(*files: Path) -> SourceSpec:
+    return SourceSpec(name="s", inputs=tuple(map(str, files)))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def pairs(dataset: Dataset) -> list[Any]:
+    columns = dataset.columns()
+    return [dataset.take(int(s), int(r)) for s, r in zip(columns.shard, columns.row, strict=True)]
+
+
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path, tokenizer: Path) -> None:
+    source = spec(lines(tmp_path / "in.jsonl", [*rows(1700), {"prompt": "x"}, *rows(5)]))
+    one = prepare(source, tokenizer, tmp_path / "one", workers=1, shard_bytes=20_000)
+    two = prepare(source, tokenizer, tmp_path / "two", workers=2, shard_bytes=20_000)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    found = one.to_json()
+    assert (found["rows"], found["pairs"], found["quarantined"], found["reasons"]) == (
+        1706,
+        1705,
+        1,
+        {"missing_field": 1},
+    )
+    assert found["duplicates"] == {"same": 5, "swapped": 0}
+    assert len(found["shards"]) > 2
+    assert two.dataset.fingerprint == one.dataset.fingerprint
+
+
+def test_identity_is_content_not_place_compression_shards_or_route(tmp_path: Path, tokenizer: Path) -> None:
+    """case: path-in-key, and pairs that were stored in between."""
+    first = prepare(spec(lines(tmp_path / "a" / "p.jsonl", rows(30))), tokenizer, tmp_path / "1", workers=1)
+    again = spec(lines(tmp_path / "b" / "p.jsonl.gz", rows(30)))
+    packed = prepare(again, tokenizer, tmp_path / "2", workers=1, shard_bytes=500)
+    stored = store_pairs(open_source(again), tmp_path / "pairs")
+    through = prepare(stored, tokenizer, tmp_path / "3", workers=1)
+    assert {one.dataset.fingerprint for one in (first, packed, through)} == {first.dataset.fingerprint}
+    assert first.dataset.inputs == packed.dataset.inputs == through.dataset.inputs
+    assert len(packed.dataset.manifest.shards) > 1
+    assert packed.dataset.manifest.source["files"] == ["p.jsonl.gz"]
+    assert open_pairs(stored.path).counts["pairs"] == 30
+    assert store_pairs(open_source(again), tmp_path / "pairs") == stored
+
+
+def test_each_input_is_in_the_identity_case_cache_key_too_small(tmp_path: Path, tokenizer: Path) -> None:
+    data, out, seen = tmp_path / "p.jsonl", tmp_path / "out", set[str]()
+    other = tmp_path / "other"
+    write(other, byte_level(prefix_space=True), CHATML)
+    template = tmp_path / "t.jinja"
+    template.write_text(CHATML.replace("{{ m.content }}", " {{ m.content }}"), encoding="utf-8")
+    lines(data, rows(10))
+
+    def run(**given: Any) -> bool:
+        report = prepare(spec(data), given.pop("tokenizer", tokenizer), out, workers=1, **given)
+        new = report.dataset.fingerprint not in seen
+        seen.add(report.dataset.fingerprint)
+        assert report.reused is not new
+        return new
+
+    assert run()
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert not run()
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    assert run(tokenizer=other)
+    assert run(template=template)
+    assert run(limits=LimitsConfig(max_tokens=64))
+    was = data.stat()
+    data.write_bytes(data.read_bytes().replace(b"price 3", b"price 4", 1))
+    os.utime(data, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert data.stat().st_size == was.st_size
+    assert run()
+    assert len(seen) == 5
+
+
+def test_all_rows_dropped_is_a_failure_that_counts_case_all_rows_dropped(tmp_path: Path, tokenizer: Path) -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    bad = {"prompt": turns, "chosen": [{"role": "assistant", "content": "x"}], "rejected": turns[1:]}
+    data = lines(tmp_path / "pairs.jsonl", [bad] * 3)
+    with pytest.raises(SourceError, match=r"3 of 3 rows dropped.*assistant turn \(3\).*pairs\.jsonl:1") as caught:
+        prepare(spec(data), tokenizer, tmp_path / "out", workers=1)
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "out").exists()
+    good = {**bad, "prompt": turns[:1]}
+    counts = prepare(spec(lines(data, [bad, good, bad, bad])), tokenizer, tmp_path / "out", workers=1).to_json()
+    assert (counts["pairs"], counts["quarantined"]) == (1, 3)
+
+
+def test_strict_names_line_and_field_case_null_answer(tmp_path: Path, tokenizer: Path) -> None:
+    """Strict stops with the lines of a null and an empty answer; lenient keeps two and counts two."""
+    wrong = [GOOD, {**GOOD, "prompt": "d"}, {**GOOD, "rejected": None}, {**GOOD, "chosen": ""}]
+    source = spec(lines(tmp_path / "pairs.jsonl", wrong))
+    with pytest.raises(SourceError, match=r"pairs\.jsonl:3: .*rejected.*null.*pairs\.jsonl:4: .*chosen.*empty"):
+        prepare(source, tokenizer, tmp_path / "out", workers=1, max_quarantine=0)
+    assert not (tmp_path / "out").exists()
+    counts = prepare(source, tokenizer, tmp_path / "out", workers=1).to_json()
+    assert (counts["pairs"], counts["reasons"]) == (2, {"empty": 1, "null": 1})
+    quarantine = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert [row["locator"] for row in quarantine] == ["pairs.jsonl:3", "pairs.jsonl:4"]
+
+
+def test_shards_are_cut_by_bytes_case_offset_2gib(tmp_path: Path, tokenizer: Path) -> None:
+    data = [*rows(40), {"prompt": "q", "chosen": "hello " * 4000, "rejected": "no"}]
+    limits = LimitsConfig(max_tokens=100_000)
+    done = prepare(
+        spec(lines(tmp_path / "p.jsonl", data)), tokenizer, tmp_path / "out", limits=limits, workers=1, shard_bytes=2000
+    )
+    dataset = done.dataset
+    tables = [dataset.table(number) for number in range(len(dataset.manifest.shards))]
+    sizes = [4 * shard.tokens for shard in dataset.manifest.shards]
+    assert len(tables) >= 3
+    assert all(size <= 2000 for size in sizes[:-1])
+    assert (dataset.manifest.shards[-1].rows, sizes[-1] > 2000) == (1, True)
+    assert len({table.schema.field("prompt_ids").type for table in tables}) == 1
+    assert pa.concat_tables(tables).num_rows == 41
+    assert sum(shard.tokens for shard in dataset.manifest.shards) == dataset.manifest.tokens["source"]
+
+
+def test_columns_are_what_a_walk_over_the_rows_gives(tmp_path: Path, tokenizer: Path) -> None:
+    ask, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}
+    long = {"prompt": [ask], "chosen": [answer, ask, answer], "rejected": [{"role": "assistant", "content": "no"}]}
+    data = lines(tmp_path / "p.jsonl", [*rows(20), long, *rows(3)])
+    dataset = prepare(spec(data), tokenizer, tmp_path / "out", workers=1, shard_bytes=600).dataset
+    columns, walked = dataset.columns(), pairs(dataset)
+    assert len(walked) == 24 == dataset.manifest.counts["pairs"]
+    assert columns.prompt.tolist() == [len(pair.prompt_ids) for pair in walked]
+    for side in ("chosen", "rejected"):
+        assert getattr(columns, side).tolist() == [len(getattr(pair, f"{side}_ids")) for pair in walked]
+        masks = [getattr(pair, f"{side}_mask") or [True] * len(getattr(pair, f"{side}_ids")) for pair in walked]
+        assert getattr(columns, f"{side}_loss").tolist() == [sum(mask) for mask in masks]
+    assert int((columns.chosen_loss < columns.chosen).sum()) == 1
+    loss = int(columns.chosen_loss.sum() + columns.rejected_loss.sum())
+    assert dataset.manifest.tokens["loss"] == loss
+    assert len(np.unique(columns.prompt_key)) == len({tuple(pair.prompt_ids) for pair in walked})
+
+
+def test_the_same_answers_the_other_way_round_are_counted(tmp_path: Path, tokenizer: Path) -> None:
+    swapped = {"prompt": "a", "chosen": "c", "rejected": "b"}
+    data = lines(tmp_path / "p.jsonl", [GOOD, GOOD, swapped, {**GOOD, "prompt": "other"}])
+    assert prepare(spec(data), tokenizer, tmp_path / "out", workers=1).to_json()["duplicates"] == {
+        "same": 1,
+        "swapped": 1,
+    }
+
+
+def test_workers_start_after_the_parent_used_the_tokenizer_case_worker_fork_hang(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    load_tokenizer(tokenizer).backend.encode_batch_fast(["once"] * 64)
+    began = time.monotonic()
+    done = prepare(spec(lines(tmp_path / "p.jsonl", rows(1600))), tokenizer, tmp_path / "out", workers=2)
+    assert done.to_json()["pairs"] == 1600
+    assert time.monotonic() - began < 60
+
+
+def test_a_killed_worker_is_an_error_and_nothing_is_visible(tmp_path: Path, tokenizer: Path) -> None:
+    def kill(rows_done: int, total: int | None) -> None:
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGKILL)
+
+    data = lines(tmp_path / "p.jsonl", rows(6000))
+    with pytest.raises(DatasetError, match="worker processes died"):
+        prepare(spec(data), tokenizer, tmp_path / "out", workers=2, progress=kill)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_killed_preparation_is_invisible_and_the_next_is_whole(tmp_path: Path, tokenizer: Path) -> None:
+    data, out = lines(tmp_path / "p.jsonl", rows(3000)), tmp_path / "out"
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom training.data.prepare import prepare\n"
+        "from training.data.sources import SourceSpec\n"
+        "prepare(SourceSpec(name='s', inputs=(sys.argv[1],)), Path(sys.argv[2]), Path(sys.argv[3]), workers=1,\n"
+        "        progress=lambda done, total: os.kill(os.getpid(), 9) if done > 1000 else None)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(data), str(tokenizer), str(out)], timeout=60, check=False)
+    assert ended.returncode == -9
+    assert list(out.glob(".staging-*"))
+    with pytest.raises(DatasetError, match="does not hold a finished dataset"):
+        open_dataset(out)
+    whole = prepare(spec(data), tokenizer, out, workers=1)
+    assert whole.to_json()["pairs"] == 3000
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "quarantine.jsonl", "shard-00000.arrow"]
+
+
+def test_a_full_disk_leaves_the_older_version(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    old = prepare(spec(lines(tmp_path / "a.jsonl", rows(5))), tokenizer, out, workers=1)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(account.ShardWriter, "add", full)
+    with pytest.raises(DatasetError, match="No space left"):
+        prepare(spec(lines(tmp_path / "b.jsonl", rows(6))), tokenizer, out, workers=1)
+    assert open_dataset(out).fingerprint == old.dataset.fingerprint
+    assert not list(out.glob(".staging-*"))
+
+
+def test_two_writers_of_one_folder_converge(tmp_path: Path, tokenizer: Path) -> None:
+    data, out = lines(tmp_path / "p.jsonl", rows(600)), tmp_path / "out"
+    script = (
+        "import sys, json\nfrom pathlib import Path\nfrom training.data.prepare import prepare\n"
+        "from training.data.sources import SourceSpec\n"
+        "spec = SourceSpec(name='s', inputs=(sys.argv[1],))\n"
+        "print(json.dumps(prepare(spec, Path(sys.argv[2]), Path(sys.argv[3]), workers=1).to_json()))\n"
+    )
+    command = [sys.executable, "-c", script, str(data), str(tokenizer), str(out)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    reports = [json.loads(writer.communicate(timeout=60)[0]) for writer in both]
+    assert sorted(report["reused"] for report in reports) == [False, True]
+    assert len({report["dataset"] for report in reports}) == 1
+    assert len(pairs(open_dataset(out))) == 600
+
+
+def test_a_folder_with_other_things_is_not_touched(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    data = lines(tmp_path / "in" / "p.jsonl", rows(5))
+    with pytest.raises(ConfigError, match=r"in, thesis\.txt"):
+        prepare(spec(data), tokenizer, tmp_path, workers=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "thesis.txt"]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Path:
+    folder = tmp_path_factory.mktemp("small")
+    data = lines(folder / "p.jsonl", [*rows(4), {"prompt": "x"}])
+    return prepare(spec(data), tokenizer, folder / "out", workers=1).dataset.path
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_a_flipped_byte_is_refused_by_name_or_changes_nothing(small: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(path.name for path in small.iterdir())))
+    path, kept = small / name, (small / name).read_bytes()
+    wanted = pairs(open_dataset(small))
+    place = data.draw(st.integers(0, len(kept) - 1))
+    altered = bytearray(kept)
+    altered[place] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(altered))
+    try:
+        assert pairs(open_dataset(small)) == wanted
+        assert name == MANIFEST, "only white space of the manifest may change unnoticed"
+    except DatasetError as error:
+        assert name in str(error)
+    finally:
+        path.write_bytes(kept)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "foreign"])
+def test_a_damaged_shard_is_named(tmp_path: Path, tokenizer: Path, damage: str) -> None:
+    data = lines(tmp_path / "p.jsonl", rows(50))
+    out = prepare(spec(data), tokenizer, tmp_path / "out", workers=1).dataset.path
+    shard = out / "shard-00000.arrow"
+    if damage == "missing":
+        shard.unlink()
+    elif damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:-100])
+    else:
+        other = prepare(spec(lines(tmp_path / "q.jsonl", rows(49))), tokenizer, tmp_path / "other", workers=1)
+        shard.write_bytes((other.dataset.path / shard.name).read_bytes())
+    with pytest.raises(DatasetError, match=r"shard-00000\.arrow.*prepare the dataset again"):
+        open_dataset(out)
+    assert prepare(spec(data), tokenizer, out, workers=1).reused is False
+    assert len(pairs(open_dataset(out))) == 50
+
+
+def test_a_tokenizer_changed_meanwhile_is_noticed_before_anything_is_visible(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.prepare.load_tokenizer", lambda *given: _padding(load_tokenizer(*given)))
+    with pytest.raises(Exception, match="padding of tokenizer"):
+        prepare(spec(lines(tmp_path / "p.jsonl", rows(5))), tokenizer, tmp_path / "out", workers=1)
+    assert not (tmp_path / "out").exists()
+
+
+def _padding(loaded: Any) -> Any:
+    loaded.backend.enable_padding()
+    return loaded
+
+
+def test_real_conversations_are_let_in_or_named(tmp_path: Path) -> None:
+    """300 rows of real conversations, the Qwen3 tokenizer, counted from the shards."""
+    given = os.environ.get("PAIRLEDGER_TEST_DATA")
+    if not given:
+        pytest.skip("set PAIRLEDGER_TEST_DATA to a folder with data/ and tokenizers/ to run on real pairs")
+    source = SourceSpec(name="en", inputs=(f"{given}/data/sharegpt_dpo_en.json",))
+    done = prepare(source, Path(given) / "tokenizers" / "qwen3", tmp_path / "out", workers=2)
+    counts, walked = done.to_json(), pairs(done.dataset)
+    quarantined = (tmp_path / "out" / "quarantine.jsonl").read_text(encoding="utf-8").splitlines()
+    named = {pair.locator for pair in walked} | {json.loads(line)["locator"] for line in quarantined}
+    assert len(walked) + len(quarantined) == 300 == counts["rows"] == len(named)
+    assert counts["tokens"]["source"] == sum(
+        len(pair.prompt_ids) + len(pair.chosen_ids) + len(pair.rejected_ids) for pair in walked
+    )
+    assert all(len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids)) <= 2048 for pair in walked)
+    assert file_fingerprint(tmp_path / "out" / "shard-00000.arrow") == done.dataset.manifest.shards[0].digest
