@@ -3,11 +3,13 @@
 import argparse
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from pathlib import Path
 
-from pipeline.console import console
+from pipeline.console import console, escaped
 
 HELP = "preference files → a trained model → its token ledger, in under three minutes"
 ABOUT = """Generate two preference sources about which of two numbers is larger, prepare them, train a small model, ask
@@ -41,8 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 128 + last()
     shown = console()
-    shown.print(f"[dim]{time.monotonic() - began:.0f} s in all · `pairledger ui` shows the runs · ask more:[/dim]")
-    shown.print('[dim]pairledger ledger query "SELECT * FROM run_summary"[/dim]')
+    place, command = escaped(str(Path("store").resolve())), escaped(sys.argv[0])
+    shown.print(f"[dim]{time.monotonic() - began:.0f} s in all · everything lies in {place}[/dim]")
+    shown.print("[dim]make ui (or pairledger ui) shows the runs · ask more:[/dim]")
+    shown.print(f'[dim]{command} ledger query "SELECT * FROM run_summary"[/dim]')
     return 0
 
 
