@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--pair", metavar="ID", help="fingerprint of a pair, or its beginning")
     which.add_argument("--row", type=int, metavar="N", help="place of a pair in the dataset, from 0")
-    parser.add_argument("--ids", action="store_true", help="show each token's id after it")
+    parser.add_argument("--ids", action="store_true", help="show each token's id right after its text")
     parser.add_argument("--json", action="store_true", help="print one JSON object for machines")
 
 
@@ -100,13 +100,21 @@ def _show_pair(dataset: "Dataset", pair: "TokenizedPair", row: int, *, ids: bool
         ("rejected", pair.rejected_ids, _styles(pair.rejected_ids, pair.rejected_mask)),
     )
     for name, tokens, kinds in sides:
-        shown.print(f"\n[bold]{name}[/bold]  [dim]{len(tokens)} tokens[/dim]")
-        line = Text()  # appended, not marked up: a token may be half a bracket
-        for token, word, kind in zip(tokens, words(tokens), kinds, strict=True):
+        supervised = kinds.count("supervised")
+        shown.print(f"\n[bold]{name}[/bold]  [dim]{len(tokens)} tokens, {supervised} supervised[/dim]")
+        line, texts = Text(), words(tokens)  # appended, not marked up: a token may be half a bracket
+        for token, word, kind in zip(tokens, texts, kinds, strict=True):
             line.append(word, STYLES[kind])
             if ids or not word:
                 line.append(f"·{token} ", "dim")
         shown.print(line)
+        if any(texts) and not ids:
+            # brackets say without colour what is not supervised in a completion
+            numbers = [
+                f"({token})" if kind == "unsupervised" else f"{token}"
+                for token, kind in zip(tokens, kinds, strict=True)
+            ]
+            shown.print(Text(" ".join(numbers), "dim"))
 
 
 def _styles(tokens: Sequence[int], mask: Sequence[bool] | None) -> list[str]:

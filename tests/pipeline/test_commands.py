@@ -118,6 +118,9 @@ def test_inspect_shows_a_pair_as_the_model_sees_it(at, capsys):
     assert QUESTION.format(13, 14) in re.sub(r"·\d+ ", "", shown)
     assert "<|im_end|>·2" in shown
     assert f"·{pair['chosen_ids'][0]}" in shown
+    shown = out(capsys, "inspect", "prepared", "--row", "3")
+    assert " ".join(map(str, pair["rejected_ids"])) in shown
+    assert f"{len(pair['chosen_ids'])} tokens, {len(pair['chosen_ids'])} supervised" in shown
     whole = out(capsys, "inspect", "prepared")
     assert "identical" in whole and "23.1 %" in whole  # 6 of 26 tokens are learned from
 
