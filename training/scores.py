@@ -174,8 +174,9 @@ class _RowLogps(torch.autograd.Function):
         log_sums = torch.empty_like(logps)
         for part in _chunks(len(target), chunk):
             logits, _ = _logits(hidden[part], weight, bias, scale, cap)
-            log_sums[part] = logits.logsumexp(-1)
-            logps[part] = logits.gather(1, target[part, None])[:, 0] - log_sums[part]
+            hit = logits.gather(1, target[part, None])[:, 0]
+            log_sums[part] = _log_sums(logits)
+            logps[part] = hit - log_sums[part]
         ctx.save_for_backward(hidden, weight, bias, target, log_sums)
         ctx.scale, ctx.cap, ctx.chunk = scale, cap, chunk
         return logps
@@ -189,7 +190,7 @@ class _RowLogps(torch.autograd.Function):
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for part in _chunks(len(target), ctx.chunk):
             logits, slope = _logits(hidden[part], weight, bias, ctx.scale, ctx.cap)
-            d_logits = (logits - log_sums[part, None]).exp_().mul_(-gradient[part, None])  # -g * softmax
+            d_logits = logits.sub_(log_sums[part, None]).exp_().mul_(-gradient[part, None])  # -g * softmax
             d_logits.scatter_add_(1, target[part, None], gradient[part, None])  # + g at the target
             d_logits = d_logits * slope if isinstance(slope, Tensor) or slope != 1 else d_logits
             low = d_logits.to(hidden.dtype)
@@ -201,6 +202,16 @@ class _RowLogps(torch.autograd.Function):
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
         return d_hidden, d_weight.to(weight.dtype), d_bias, None, None, None, None
+
+
+def _log_sums(logits: Tensor) -> Tensor:
+    """Log of the sum of exponentials of each row of `[c, V]`, which it overwrites.
+
+    In place, because a chunk is large enough that each temporary costs its pages anew: about twice as fast on a CPU as
+    `logsumexp` at a vocabulary of 152k.
+    """
+    peak = logits.amax(-1, keepdim=True)
+    return logits.sub_(peak).exp_().sum(-1).log_().add_(peak[:, 0])
 
 
 def _logits(

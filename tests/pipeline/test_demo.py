@@ -96,13 +96,15 @@ def shares(printed: str, row: str) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_killed_three_times_it_still_keeps_what_it_promises(tmp_path, seed):
+    chance = random.Random(seed)
     for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9), (signal.SIGKILL, -9)):
-        killed = play(tmp_path, "--seed", str(seed))
-        time.sleep(random.Random(f"{seed} {number}").uniform(3, 40))
-        killed.send_signal(number)
-        assert killed.wait(30) == code
-    last = play(tmp_path, "--seed", str(seed))
-    printed, said = last.communicate(timeout=240)
+        with play(tmp_path, "--seed", str(seed)) as killed:
+            time.sleep(chance.uniform(3, 40))
+            killed.send_signal(number)
+            _, said = killed.communicate(timeout=30)
+        assert (killed.returncode, said) == (code, "")
+    with play(tmp_path, "--seed", str(seed)) as last:
+        printed, said = last.communicate(timeout=240)
     assert (last.returncode, said) == (0, "")
     (_, preferred), (before, after) = shares(printed, "preferred"), shares(printed, "given")
     assert preferred >= 0.95
