@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -92,24 +91,24 @@ def results(
     if count == 1 or len(first) <= FEW or multiprocessing.current_process().daemon:
         yield from (_work(chunk, tokenizer, recipe) for chunk in chain(first, incoming))
         return
-    with ExitStack() as stack:
-        pool = ProcessPoolExecutor(
-            count,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start,
-            initargs=(folder, template, recipe),
-        )
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        flying: deque[Future[Done]] = deque()
-        try:
-            for chunk in chain(first, incoming):
-                flying.append(pool.submit(_work_here, chunk))
-                if len(flying) > 2 * count:
-                    yield flying.popleft().result()
-            while flying:
+    pool = ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_start,
+        initargs=(folder, template, recipe),
+    )
+    flying: deque[Future[Done]] = deque()
+    try:
+        for chunk in chain(first, incoming):
+            flying.append(pool.submit(_work_here, chunk))
+            if len(flying) > 2 * count:
                 yield flying.popleft().result()
-        except BrokenProcessPool:
-            raise DatasetError(
-                f"one of {count} worker processes died while preparing (killed, or out of memory); nothing was "
-                "written; try again, with fewer --workers if memory is short"
-            ) from None
+        while flying:
+            yield flying.popleft().result()
+    except BrokenProcessPool:
+        raise DatasetError(
+            f"one of {count} worker processes died while preparing (killed, or out of memory); nothing was written; "
+            "try again, with fewer --workers if memory is short"
+        ) from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -31,6 +31,7 @@ from training.data.sources import SourceSpec, open_source
 from training.data.stored import open_pairs, store_pairs
 from training.data.tokenizer import load_tokenizer
 from training.errors import ConfigError, DatasetError, SourceError
+from training.ledger.store import load, query
 
 GOOD = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
@@ -190,6 +191,31 @@ def test_columns_are_what_a_walk_over_the_rows_gives(tmp_path: Path, tokenizer: 
     loss = int(columns.chosen_loss.sum() + columns.rejected_loss.sum())
     assert dataset.manifest.tokens["loss"] == loss
     assert len(np.unique(columns.prompt_key)) == len({tuple(pair.prompt_ids) for pair in walked})
+
+
+def test_the_ledger_holds_the_pairs_of_a_prepared_dataset(tmp_path: Path, tokenizer: Path) -> None:
+    """What SQL says of a dataset is what its shards say, pair by pair, over several shards and with a mask."""
+    ask, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}
+    long = {"prompt": [ask], "chosen": [answer, ask, answer], "rejected": [{"role": "assistant", "content": "no"}]}
+    data = lines(tmp_path / "p.jsonl", [*rows(20), long, {"prompt": "x"}])
+    place = tmp_path / "store" / "datasets" / "s" / "2026-11-23"
+    dataset = prepare(
+        spec(data), tokenizer, place, workers=1, shard_bytes=600, by_fingerprint=True, limits=LimitsConfig()
+    ).dataset
+    load(tmp_path / "store")
+    columns = dataset.columns()
+    names = ("prompt_tokens", "chosen_tokens", "rejected_tokens", "chosen_loss_tokens", "rejected_loss_tokens")
+    _, found = query(
+        tmp_path / "store", f"SELECT shard, row, pair_id, locator, {', '.join(names)} FROM pair ORDER BY shard, row"
+    )
+    wanted = (columns.shard, columns.row, columns.pair_id, columns.locator, columns.prompt, columns.chosen)
+    wanted = (*wanted, columns.rejected, columns.chosen_loss, columns.rejected_loss)
+    assert found == list(zip(*(np.asarray(column).tolist() for column in wanted), strict=True))
+    assert len(found) == 21
+    assert len(dataset.manifest.shards) > 1
+    assert any(row[5] > row[7] for row in found)  # the mask took part
+    _, refused = query(tmp_path / "store", "SELECT locator, reason FROM quarantine")
+    assert refused == [("p.jsonl:22", "missing_field")]
 
 
 def test_the_same_answers_the_other_way_round_are_counted(tmp_path: Path, tokenizer: Path) -> None:
