@@ -9,7 +9,7 @@ export DAGSTER_HOME ?= $(CURDIR)
 export DAGSTER_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test check ui bench test-slow
+.PHONY: help install demo test test-distributed check ui bench test-slow
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -28,7 +28,10 @@ demo: $(INSTALLED) ## preference files to a trained model and its token ledger, 
 	@$(BIN)/pairledger demo
 
 test: $(INSTALLED) ## the everyday tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow' -q
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not distributed' -q
+
+test-distributed: $(INSTALLED) ## runs of several processes, on every topology
+	@$(BIN)/python -m pytest -m 'distributed and not slow' -q
 
 check: $(INSTALLED) ## format, lint, types, import layers
 	@$(BIN)/ruff format --check .

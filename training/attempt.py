@@ -7,9 +7,10 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Generator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,16 @@ import numpy as np
 from training.checkpoint import Checkpoint, restore, save
 from training.config import dump
 from training.errors import TrainingError
-from training.export import Lineage, export
+from training.export import Lineage, export, whole_weights
 from training.ledger.facts import AttemptFacts
 from training.ledger.flops import model_shape
 from training.ledger.record import StepRecord
 from training.ledger.writer import Attempt, LedgerWriter, close_attempt, open_attempt
 from training.loop import Progress, Work, train
 from training.model import Policy
+from training.parallel.agree import together
 from training.parallel.device import Device
+from training.parallel.mesh import ALONE, World
 from training.reference import Floats, align, compute_reference, open_reference, place_of
 from training.scores import open_policy
 from training.setup import Prepared
@@ -46,72 +49,92 @@ def attempt_run(
     run: Prepared,
     checkpoint: Checkpoint | None,
     device: Device,
+    world: World,
     *,
     dagster_run_id: str | None,
     progress: Progress | None,
     stop: Callable[[], bool],
 ) -> Done:
-    """Start or resume a run whose folder is owned; its record says `finished`, `stopped` or `failed` afterwards."""
-    config, topology = run.config, run.config.devices.topology
+    """Start or resume a run whose folder is owned; its record says `finished`, `stopped` or `failed` afterwards.
+
+    The rank that leads makes the attempt and writes its ledger; all ranks train.
+    """
     start = 1 if checkpoint is None else checkpoint.step + 1
     facts = AttemptFacts(
         dagster_run_id=dagster_run_id,
         from_step=start,
         started_at=datetime.now(UTC),
         device=f"{device.kind} ({device.name})",
-        **topology.model_dump(),
+        **world.topology.model_dump(),
         pack_tokens=run.pack_tokens,
-        peak_flops=config.devices.peak_flops,
+        peak_flops=run.config.devices.peak_flops,
     )
-    attempt = open_attempt(run.run_dir, config_toml=dump(config), facts=facts)
-    writer = LedgerWriter(attempt.steps)
+    attempt, writer = together(world, lambda: _opened(run, facts) if world.leads else (None, None))
+    number = world.told(attempt.number if attempt else 0)
     outcome = "failed"
     try:
-        with logged(attempt.folder / "output.log"), closing(writer):
-            log.info("%s, attempt %d: steps %d to %d on %s", run.run_id, attempt.number, start, run.total, device.name)
-            work = _work(run, attempt, checkpoint, device)
+        with ExitStack() as open_files:
+            if attempt and writer:
+                open_files.enter_context(logged(attempt.folder / "output.log"))
+                open_files.enter_context(closing(writer))
+            log.info(
+                "%s, attempt %d: steps %d to %d on %s", run.run_id, number, start, run.total, _where(device, world)
+            )
+            work = _work(run, number, checkpoint, device, world)
 
             def keep(step: int) -> None:
-                writer.flush()
+                if writer:
+                    writer.flush()
                 _save(work, run, step)
 
-            record = train(work, start=start, writer=writer, save=keep, stop=stop, progress=progress)
-            step = record.step if record else start - 1
+            step, record = train(work, start=start, writer=writer, save=keep, stop=stop, progress=progress)
             if step >= run.total:
                 _export(work, run, step)
             outcome = "finished" if step >= run.total else "stopped"
             log.info("%s %s at step %d", run.run_id, outcome, step)
-            return Done(attempt=attempt.number, step=step, record=record)
+            return Done(attempt=number, step=step, record=record)
     finally:
-        close_attempt(attempt, outcome=outcome, gaps=writer.gaps)
+        if attempt and writer:
+            close_attempt(attempt, outcome=outcome, gaps=writer.gaps)
 
 
-def _work(run: Prepared, attempt: Attempt, checkpoint: Checkpoint | None, device: Device) -> Work:
+def _opened(run: Prepared, facts: AttemptFacts) -> tuple[Attempt, LedgerWriter]:
+    attempt = open_attempt(run.run_dir, config_toml=dump(run.config), facts=facts)
+    return attempt, LedgerWriter(attempt.steps)
+
+
+def _where(device: Device, world: World) -> str:
+    degrees = ", ".join(f"{name} {size}" for name, size in world.topology.model_dump().items() if size > 1)
+    return f"{world.size} x {device.name} ({degrees})" if degrees else device.name
+
+
+def _work(run: Prepared, attempt: int, checkpoint: Checkpoint | None, device: Device, world: World) -> Work:
     """Load, prove and score the base model, then put the checkpoint's state over it."""
-    policy = open_policy(run.config.model, device)
+    policy = open_policy(run.config.model, device, world)
     for note in policy.notes:
         log.info("%s", note)
-    reference = references(run, policy, device)  # of the base model: before a checkpoint takes its place
+    reference = references(run, policy, device, world)  # of the base model: before a checkpoint takes its place
     optimizer = build_optimizer(policy.module, run.config.optimizer)
     if checkpoint is not None:
-        restore(checkpoint, policy.module, optimizer)
+        restore(checkpoint, policy.module, optimizer, world)
         log.info("resumed from %s", checkpoint.folder)
     return Work(
         config=run.config,
         run_id=run.run_id,
-        attempt=attempt.number,
+        attempt=attempt,
         plan=run.plan,
         datasets=run.datasets,
         policy=policy,
         optimizer=optimizer,
         device=device,
+        world=world,
         reference=reference,
         pack_tokens=run.pack_tokens,
         shape=model_shape(policy.module.config.to_dict()),
     )
 
 
-def references(run: Prepared, policy: Policy, device: Device) -> Floats:
+def references(run: Prepared, policy: Policy, device: Device, world: World = ALONE) -> Floats:
     """Reference log-probs of the plan's pairs, float32[2, pairs]: read, computed where missing, or 0 where none are."""
     config = run.config
     if not config.objective.reads_reference:
@@ -120,8 +143,9 @@ def references(run: Prepared, policy: Policy, device: Device) -> Floats:
     scores = {}
     for name, dataset in run.datasets.items():
         folder = place_of(run.store, name, model, precision)
-        found = open_reference(folder, dataset=name, model=model, precision=precision)
-        if found is None:
+        there = partial(open_reference, folder, dataset=name, model=model, precision=precision)
+        found = together(world, there)
+        if any(scores is None for scores in world.gather(found and found.dataset)):
             log.info("scoring dataset %s with the reference %s", name, model)
             found = compute_reference(
                 policy,
@@ -131,10 +155,12 @@ def references(run: Prepared, policy: Policy, device: Device) -> Floats:
                 precision=precision,
                 layout=config.plan.layout,
                 device=device,
+                world=world,
                 room=run.pack_tokens,
             )
+        assert found is not None
         scores[name] = found
-    return align(run.plan.table, scores)
+    return together(world, lambda: align(run.plan.table, scores))
 
 
 def _save(work: Work, run: Prepared, step: int) -> None:
@@ -155,6 +181,7 @@ def _save(work: Work, run: Prepared, step: int) -> None:
         identity=run.identity,
         facts=facts,
         keep=run.config.save.keep,
+        world=work.world,
     )
 
 
@@ -177,14 +204,17 @@ def _export(work: Work, run: Prepared, steps: int) -> None:
     )
     base = Path(run.config.model.path)
     tokenizer = Path(next(iter(run.datasets.values())).manifest.tokenizer_path)
-    export(
-        work.policy,
+    weights = whole_weights(work.policy)
+    write = partial(
+        export,
+        weights,
         run.run_dir / "export",
         source=base,
         tokenizer=tokenizer if tokenizer.is_dir() else base,
         dtype=run.config.save.export_dtype,
         lineage=lineage,
     )
+    together(work.world, lambda: write() if work.world.leads else None)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import os
 import random
 import shutil
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
 from training.data.fingerprint import differing
 from training.errors import IdentityError, TrainingError
+from training.parallel.agree import together
+from training.parallel.mesh import ALONE, World
 
-FORMAT = 1
+FORMAT = 2
 log = logging.getLogger(__name__)
 
 REMEDIES = {
@@ -115,18 +117,49 @@ def save(
     identity: Mapping[str, str],
     facts: Mapping[str, Any],
     keep: int,
+    world: World = ALONE,
 ) -> Path:
-    """Save a step and then remove all but the newest `keep`.
+    """Save a step and then remove all but the newest `keep`; every rank writes its own part, the first one the rest.
 
     `facts` (plan position, schedule, topology, parameter groups) stand in the manifest.
+
+    Raises:
+        TrainingError: a rank could not write, and why; the step does not exist then.
     """
     path = folder / f"step_{step}"
+    together(world, lambda: _emptied(path) if world.leads else None)
+    weights, moments = get_state_dict(module, optimizer)
+    states = world.gather(_rng_state())
+    together(world, lambda: _write(path, weights, moments, world))
+    together(world, lambda: _commit(folder, path, step, identity, facts, states, keep) if world.leads else None)
+    return path
+
+
+def _emptied(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)  # only an incomplete one can be there: steps go up
     path.mkdir(parents=True)
-    weights, moments = get_state_dict(module, optimizer)
+
+
+def _write(path: Path, weights: dict[str, Any], moments: Any, world: World) -> None:
     with _one_process():
-        save_state({"model": weights, "optimizer": moments}, checkpoint_id=path / "dcp", no_dist=True)
-    (path / "state.json").write_text(json.dumps({"rng": _rng_state()}) + "\n", encoding="utf-8")
+        save_state(
+            {"model": weights, "optimizer": moments},
+            checkpoint_id=path / "dcp",
+            process_group=world.host,
+            no_dist=world.size == 1,
+        )
+
+
+def _commit(
+    folder: Path,
+    path: Path,
+    step: int,
+    identity: Mapping[str, str],
+    facts: Mapping[str, Any],
+    states: Sequence[Mapping[str, Any]],
+    keep: int,
+) -> None:
+    (path / "state.json").write_text(json.dumps({"rng": list(states)}) + "\n", encoding="utf-8")
     files = {str(f.relative_to(path)): _digest(f) for f in sorted(path.rglob("*")) if f.is_file()}
     manifest = {"format": FORMAT, "step": step, "identity": dict(identity), **facts, "files": files}
     staging = path / ".manifest.json"
@@ -139,17 +172,32 @@ def save(
     for old in complete[:-keep]:
         (old / "manifest.json").unlink()  # first: a removal that is cut short leaves an incomplete step
         shutil.rmtree(old)
-    return path
 
 
-def restore(checkpoint: Checkpoint, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put weights, moments and random states back, after every file's digest has been verified.
+def restore(
+    checkpoint: Checkpoint, module: torch.nn.Module, optimizer: torch.optim.Optimizer, world: World = ALONE
+) -> None:
+    """Put weights, moments and random states back, after every file's digest has been verified, on any topology.
+
+    Random states are each rank's own where as many ranks saved them, else the first one's: nothing that a step computes
+    draws from them.
 
     Raises:
         IdentityError: a file is missing or altered, by name.
         TrainingError: the files do not hold a tensor that the model or the optimizer has.
     """
-    for name, digest in checkpoint.manifest["files"].items():
+    together(world, lambda: _verify(checkpoint, world))
+    weights, moments = get_state_dict(module, optimizer)
+    state: dict[str, Any] = {"model": weights, "optimizer": moments}
+    together(world, lambda: _read(checkpoint, state, world))
+    set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    saved = json.loads((checkpoint.folder / "state.json").read_text(encoding="utf-8"))["rng"]
+    _set_rng_state(saved[world.rank] if len(saved) == world.size else saved[0])
+
+
+def _verify(checkpoint: Checkpoint, world: World) -> None:
+    """Each rank verifies its share of the files."""
+    for name, digest in sorted(checkpoint.manifest["files"].items())[world.rank :: world.size]:
         file = checkpoint.folder / name
         found = _digest(file) if file.is_file() else "missing"
         if found != digest:
@@ -157,16 +205,20 @@ def restore(checkpoint: Checkpoint, module: torch.nn.Module, optimizer: torch.op
                 f"{file}: digest {found}, but its manifest says {digest}; remove {checkpoint.folder} to resume from "
                 "the checkpoint before it"
             )
-    weights, moments = get_state_dict(module, optimizer)
-    state: dict[str, Any] = {"model": weights, "optimizer": moments}
+
+
+def _read(checkpoint: Checkpoint, state: dict[str, Any], world: World) -> None:
     try:
         with _one_process():
-            load_state(state, checkpoint_id=checkpoint.folder / "dcp", no_dist=True)
+            load_state(
+                state,
+                checkpoint_id=checkpoint.folder / "dcp",
+                process_group=world.host,
+                no_dist=world.size == 1,
+            )
     except CheckpointException as error:
         causes = "; ".join(str(cause) for cause, _ in error.failures.values())
         raise TrainingError(f"{checkpoint.folder}: does not hold this model and optimizer: {causes}") from None
-    set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    _set_rng_state(json.loads((checkpoint.folder / "state.json").read_text(encoding="utf-8"))["rng"])
 
 
 def _steps(folder: Path) -> list[tuple[int, Path]]:

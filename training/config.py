@@ -180,8 +180,6 @@ class DevicesConfig(Section):
                 f"processes = {self.processes}, but dp_replicate * dp_shard * cp * ulysses = {self.dp_replicate} * "
                 f"{self.dp_shard} * {self.cp} * {self.ulysses} = {self.topology.processes}; make them equal"
             )
-        if self.processes > 1:
-            raise ValueError(f"processes = {self.processes}, but this version trains in one process; set it to 1")
         return self
 
 

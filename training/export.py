@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from training.model import Policy
@@ -43,8 +44,17 @@ class Lineage:
     objective: Mapping[str, Any]
 
 
-def export(policy: Policy, folder: Path, *, source: Path, tokenizer: Path, dtype: str, lineage: Lineage) -> Path:
-    """Write the model; `source` is the folder it was loaded from, `tokenizer` the one its datasets were made with.
+def whole_weights(policy: Policy) -> Mapping[str, Any]:
+    """A policy's weights by name; of a sharded one on the first rank's host alone, with the others taking part."""
+    if policy.root is None:
+        return policy.module.state_dict()
+    return get_model_state_dict(policy.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def export(
+    weights: Mapping[str, Any], folder: Path, *, source: Path, tokenizer: Path, dtype: str, lineage: Lineage
+) -> Path:
+    """Write a model; `source` is the folder it was loaded from, `tokenizer` the one its datasets were made with.
 
     `dtype` is `source`, `bf16` or `fp32`.
     """
@@ -55,8 +65,8 @@ def export(policy: Policy, folder: Path, *, source: Path, tokenizer: Path, dtype
         kind = TYPES.get(dtype) or config.dtype or torch.float32
         with torch.device("meta"):
             skeleton = AutoModelForCausalLM.from_config(config, dtype=kind)
-        weights = {name: tensor.detach().to("cpu", kind) for name, tensor in policy.module.state_dict().items()}
-        skeleton.save_pretrained(staging, state_dict=weights)
+        cast = {name: tensor.detach().to("cpu", kind) for name, tensor in weights.items()}
+        skeleton.save_pretrained(staging, state_dict=cast)
         for name in TOKENIZER_FILES:
             for place in (tokenizer, source):
                 if (place / name).is_file() and not (staging / name).exists():

@@ -1,16 +1,20 @@
-"""The loop: pack a step, do it, write its line, save where a save is due.
+"""The loop: load a step, do it, write its line, save where a save is due.
 
-The lines of all steps up to s are on disk before checkpoint s is. Counters come from the packs' geometry and are joined
-with what the step computed; nothing here waits for the device.
+While a step computes, the next one is packed, read and copied by a thread. At its end the ranks exchange, between hosts
+and once: what each counted and computed, whether it can do the next step, and whether it was told to stop. The lines of
+all steps up to s are on disk before checkpoint s is. Counters come from the packs' geometry, never from the device.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,17 +23,19 @@ import torch
 from training.config import RunConfig
 from training.data.packing import pack_step
 from training.data.plan import StepPlan
-from training.errors import TrainingError
+from training.errors import PairLedgerError, TrainingError
 from training.geometry import Pack
 from training.ledger.flops import ModelShape
-from training.ledger.meter import Joined, Reading, SourceCounts, join, measure
+from training.ledger.meter import Joined, Reading, SourceCounts, Unknown, join, measure
 from training.ledger.record import PairRow, SourceRow, StepRecord
 from training.ledger.writer import LedgerWriter
 from training.model import Policy
+from training.parallel.agree import attempted, raise_first
 from training.parallel.device import Device
+from training.parallel.mesh import World
 from training.reference import Floats
 from training.scores import batch_of
-from training.step import Microbatch, Outcome, learning_rate, train_step
+from training.step import Microbatch, Outcome, joined, learning_rate, train_step
 
 if TYPE_CHECKING:
     from training.data.shards import Dataset
@@ -53,6 +59,7 @@ class Work:
     policy: Policy
     optimizer: torch.optim.Optimizer
     device: Device
+    world: World
     reference: Floats
     pack_tokens: int
     shape: ModelShape | None
@@ -69,40 +76,162 @@ class Work:
         return dataset.take(int(table.shard[index]), int(table.row[index]))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loaded:
+    """A step of this rank: its packs on the host and on the device, and the pairs of every data-parallel rank.
+
+    `pairs[dp rank][pack]` are indices of the plan's table. `digest` is of the tokens this rank's team has to share.
+    """
+
+    step: int
+    packs: Sequence[Pack]
+    microbatches: Sequence[Microbatch]
+    pairs: Sequence[Sequence[Sequence[int]]]
+    digest: int
+    data_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Report:
+    """What a rank tells the others at the end of a step; where another rank speaks for its pack, nothing of the step.
+
+    `digest` and `fault` are of the next step: the tokens it read, or why it cannot do it.
+    """
+
+    outcome: Outcome | None = None
+    reading: Reading | Unknown
+    digest: int | None
+    fault: PairLedgerError | None
+    stop: bool = False
+
+
 def train(
     work: Work,
     *,
     start: int,
-    writer: LedgerWriter,
+    writer: LedgerWriter | None,
     save: Callable[[int], None],
     stop: Callable[[], bool],
     progress: Progress | None,
-) -> StepRecord | None:
-    """Do steps `start` to the last; gives the record of the last one that was done and saved.
+) -> tuple[int, StepRecord | None]:
+    """Do steps `start` to the last; gives the number of the last one that was done and saved, and its record.
 
-    `stop` is asked after every step: where it says yes, the step is saved and the loop ends.
+    `stop` is asked after every step: where it says yes on any rank, the step is saved and the loop ends. Only the rank
+    that leads has a writer and makes records.
 
     Raises:
         TrainingError: as `train_step`, naming the step.
+        PairLedgerError: what a rank met when it loaded a step; the same on every rank.
     """
-    every, save_s, record = work.config.save.steps, 0.0, None
-    for step in range(start, work.total + 1):
-        try:
-            record = do_step(work, step, save_s=save_s)
-        except TrainingError as error:
-            raise TrainingError(f"step {step}: {error}") from None
-        writer.append(record)
-        _log(record, work.total)
-        if progress:
-            progress(record, work.total)
-        stopping, save_s = stop(), 0.0
-        if step == work.total or stopping or (every and step % every == 0):
-            began = time.perf_counter()
-            save(step)
-            save_s = time.perf_counter() - began
-        if stopping:
-            break
-    return record
+    every, save_s, record, total, step = work.config.save.steps, 0.0, None, work.total, start - 1
+    if step == total:
+        return step, None
+    with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
+        loaded, fault = attempted(lambda: load(work, start))
+        _check(work.world.gather(Report(reading=Reading(), digest=loaded and loaded.digest, fault=fault)), work.world)
+        for step in range(start, total + 1):
+            assert loaded is not None and loaded.step == step
+            ahead = loader.submit(attempted, partial(load, work, step + 1)) if step < total else None
+            outcome = _stepped(work, loaded)
+            following, fault = ahead.result() if ahead else (None, None)
+            speaks = work.world.team_rank == 0
+            report = Report(
+                outcome=outcome if speaks else None,
+                reading=_measured(work, loaded) if speaks else Reading(),
+                digest=following and following.digest,
+                fault=fault,
+                stop=stop(),
+            )
+            reports = work.world.gather(report)
+            if writer:
+                record = _record(work, loaded, reports, save_s=save_s)
+                writer.append(record)
+                _log(record, total)
+                if progress:
+                    progress(record, total)
+            stopping, save_s, loaded = any(report.stop for report in reports), 0.0, following
+            if step == total or stopping or (every and step % every == 0):
+                began = time.perf_counter()
+                save(step)
+                save_s = time.perf_counter() - began
+            if stopping:
+                break
+            _check(reports, work.world)
+    return step, record
+
+
+def _check(reports: Sequence[Report], world: World) -> None:
+    """Go on only where no rank has a fault and teams have read the same tokens."""
+    raise_first([report.fault for report in reports])
+    for rank, theirs in enumerate(reports):
+        first = rank - rank % world.topology.sp
+        if theirs.digest != reports[first].digest:
+            raise TrainingError(
+                f"ranks {first} and {rank} share packs, but read other tokens for the next step (digests "
+                f"{reports[first].digest} and {theirs.digest}); every rank must read the same files"
+            )
+
+
+def _stepped(work: Work, loaded: Loaded) -> Outcome:
+    try:
+        return train_step(
+            work.policy,
+            work.optimizer,
+            loaded.microbatches,
+            pairs=len(work.plan.pairs_of(loaded.step)),
+            rate=learning_rate(loaded.step, work.total, work.config.optimizer),
+            config=work.config,
+            device=work.device,
+            world=work.world,
+        )
+    except TrainingError as error:
+        raise TrainingError(f"step {loaded.step}: {error}") from None
+
+
+def load(work: Work, step: int) -> Loaded:
+    """Pack a step, read this rank's pairs and put them on the device."""
+    began = time.perf_counter()
+    plan, world = work.config.plan, work.world
+    packed = pack_step(
+        work.plan,
+        step,
+        topology=world.topology,
+        pack_tokens=work.pack_tokens,
+        layout=plan.layout,
+        buckets=plan.buckets,
+    )
+    packs: list[Pack] = []
+    microbatches: list[Microbatch] = []
+    digest = 0
+    for members, length in zip(packed.ranks[world.dp_rank], packed.lengths[world.dp_rank], strict=True):
+        pairs = [work.take(i) for i in members]
+        for pair in pairs:
+            digest = zlib.crc32(np.array([*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]).tobytes(), digest)
+        pack, batch = batch_of(pairs, layout=plan.layout, device=work.device.torch, length=length, world=world)
+        tokens = np.array(batch.rows_by_side, np.float32).reshape(-1, 2).T
+        reference = work.reference[:, list(members)]
+        packs.append(pack)
+        microbatches.append(
+            Microbatch(
+                batch=batch,
+                reference=torch.from_numpy(reference).to(work.device.torch, non_blocking=True),
+                tokens=torch.from_numpy(tokens.copy()).to(work.device.torch, non_blocking=True),
+            )
+        )
+    return Loaded(
+        step=step,
+        packs=packs,
+        microbatches=microbatches,
+        pairs=packed.ranks,
+        digest=digest,
+        data_s=time.perf_counter() - began,
+    )
+
+
+def _measured(work: Work, loaded: Loaded) -> Reading | Unknown:
+    table = work.plan.table
+    sources = [[table.sources[table.source[i]] for i in members] for members in loaded.pairs[work.world.dp_rank]]
+    return measure(loaded.packs, sources, pack_tokens=work.pack_tokens, model=work.shape)
 
 
 def metrics(record: StepRecord) -> dict[str, float]:
@@ -123,29 +252,17 @@ def _log(record: StepRecord, total: int) -> None:
     log.info("step %d/%d  epoch %d  %s", record.step, total, record.epoch, shown)
 
 
-def do_step(work: Work, step: int, *, save_s: float) -> StepRecord:
-    """One step and its record; `save_s` is the time spent saving since the last one."""
-    began = time.perf_counter()
-    packs, microbatches, order = _load(work, step)
+def _record(work: Work, loaded: Loaded, reports: Sequence[Report], *, save_s: float) -> StepRecord:
+    """A step's record; `save_s` is the time spent saving since the last one."""
+    outcome = joined([report.outcome for report in reports if report.outcome is not None])
+    reading = join([report.reading for report in reports])
+    indices = [i for packs in loaded.pairs for members in packs for i in members]
     table = work.plan.table
-    names = [[table.sources[table.source[i]] for i in members] for members in order]
-    reading = join([measure(packs, names, pack_tokens=work.pack_tokens, model=work.shape)])
-    loaded = time.perf_counter()
-    outcome = train_step(
-        work.policy,
-        work.optimizer,
-        microbatches,
-        pairs=len(work.plan.pairs_of(step)),
-        rate=learning_rate(step, work.total, work.config.optimizer),
-        config=work.config,
-        device=work.device,
-    )
-    indices = [i for members in order for i in members]
     return StepRecord(
         run_id=work.run_id,
         attempt=work.attempt,
-        step=step,
-        epoch=work.plan.epoch_of(step),
+        step=loaded.step,
+        epoch=work.plan.epoch_of(loaded.step),
         ended_at=datetime.now(UTC),
         counters=reading.total.counters if reading.total else None,
         flops=_float(reading.total.flops if reading.total else None),
@@ -159,48 +276,13 @@ def do_step(work: Work, step: int, *, save_s: float) -> StepRecord:
         ties=outcome.ties,
         chosen_reward_sum=float(outcome.chosen_rewards.sum()),
         rejected_reward_sum=float(outcome.rejected_rewards.sum()),
-        data_s=loaded - began,
+        data_s=loaded.data_s,
         compute_s=outcome.compute_s,
         optimizer_s=outcome.optimizer_s,
         save_s=save_s,
-        sources=_source_rows(reading, outcome, [name for pack in names for name in pack]),
-        pairs=_pair_rows(work, step, indices, outcome),
+        sources=_source_rows(reading, outcome, [table.sources[table.source[i]] for i in indices]),
+        pairs=_pair_rows(work, loaded.step, indices, outcome),
     )
-
-
-def _load(work: Work, step: int) -> tuple[list[Pack], list[Microbatch], Sequence[Sequence[int]]]:
-    """This rank's packs of a step, on the host and on the device, and the table indices of their pairs."""
-    plan, topology = work.config.plan, work.config.devices.topology
-    packed = pack_step(
-        work.plan,
-        step,
-        topology=topology,
-        pack_tokens=work.pack_tokens,
-        layout=plan.layout,
-        buckets=plan.buckets,
-    )
-    (order,), (lengths,) = packed.ranks, packed.lengths
-    packs: list[Pack] = []
-    microbatches: list[Microbatch] = []
-    for members, length in zip(order, lengths, strict=True):
-        pack, batch = batch_of(
-            [work.take(i) for i in members],
-            layout=plan.layout,
-            device=work.device.torch,
-            length=length,
-            multiple=topology.multiple,
-        )
-        tokens = np.array(batch.rows_by_side, np.float32).reshape(-1, 2).T
-        reference = work.reference[:, list(members)]
-        packs.append(pack)
-        microbatches.append(
-            Microbatch(
-                batch=batch,
-                reference=torch.from_numpy(reference).to(work.device.torch, non_blocking=True),
-                tokens=torch.from_numpy(tokens.copy()).to(work.device.torch, non_blocking=True),
-            )
-        )
-    return packs, microbatches, order
 
 
 def _source_rows(reading: Joined[Reading], outcome: Outcome, sources: Sequence[str]) -> tuple[SourceRow, ...]:

@@ -13,10 +13,10 @@ said so, because a policy equal to its reference must have a loss of ln 2.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,10 @@ from training.attention import NAME, Packed, register
 from training.config import ModelConfig
 from training.errors import ModelError
 from training.parallel.device import Device
+from training.parallel.fsdp import Gathered, shard
+from training.parallel.mesh import ALONE, World
+
+T = TypeVar("T")
 
 UNSERVED_LAYERS = re.compile(
     r"Mamba|SSM|Rwkv|Recurrent|Retention|LinearAttention|LightningAttention|DeltaNet|ShortConv|Conv1d|Conv1D(?!$)|Hyena"
@@ -46,10 +50,18 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A model ready to be trained or scored, and what was changed when it was loaded."""
+    """A model ready to be trained or scored, and what was changed when it was loaded.
+
+    `root` gathers the parameters of a module that is sharded over ranks.
+    """
 
     module: PreTrainedModel
     notes: tuple[str, ...] = ()
+    root: Gathered | None = None
+
+    def compute(self, function: Callable[[], T]) -> T:
+        """Run a forward pass; every parameter is whole when the function reads it."""
+        return function() if self.root is None else self.root.run(function)
 
     @property
     def head(self) -> Head:
@@ -70,8 +82,8 @@ class Policy:
         return base(input_ids=ids, position_ids=position, use_cache=False, packed=packed).last_hidden_state[0]
 
 
-def load_model(config: ModelConfig, device: Device) -> Policy:
-    """Load a policy; `training.scores.open_policy` also tries it.
+def load_model(config: ModelConfig, device: Device, world: World = ALONE) -> Policy:
+    """Load a policy, sharded where there are several ranks; `training.scores.open_policy` also tries it.
 
     Raises:
         ModelError: no such model, weights that are missing or left over, or layers that cannot be served, by class.
@@ -93,7 +105,9 @@ def load_model(config: ModelConfig, device: Device) -> Policy:
             raise ModelError(f"{config.path}: weights do not fit the configuration: {kind} {sorted(report[kind])[:5]}")
     if config.checkpointing:
         module.activation_checkpointing_enable({"use_reentrant": False})
-    return Policy(module=module.to(device.torch).train(), notes=notes)
+    module = module.to(device.torch).train()
+    root = None if world.parameters is None else shard(module, world.parameters)
+    return Policy(module=module, notes=notes, root=root)
 
 
 def inspect(path: str | Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:

@@ -28,8 +28,10 @@ from training.data.table import PairTable
 from training.errors import DatasetError, IdentityError
 from training.geometry import Layout
 from training.model import Policy
+from training.parallel.agree import together
 from training.parallel.device import Device
-from training.scores import batch_of, side_logps
+from training.parallel.mesh import ALONE, World
+from training.scores import Batch, batch_of, side_logps
 
 if TYPE_CHECKING:
     from training.data.shards import Dataset
@@ -75,10 +77,11 @@ def compute_reference(
     precision: str,
     layout: Layout,
     device: Device,
+    world: World = ALONE,
     room: int | None = None,
     progress: Progress | None = None,
 ) -> ReferenceScores:
-    """Score every pair of a dataset and write the folder; it appears complete or not at all.
+    """Score every pair of a dataset; the rank that leads writes the folder, which appears complete or not at all.
 
     `room` is the tokens of a pack; the longest pair's, but at least 4096, when not given.
     """
@@ -94,6 +97,7 @@ def compute_reference(
         layout=layout,
         precision=precision,
         device=device,
+        world=world,
         progress=progress,
     )
     scores = ReferenceScores(
@@ -104,7 +108,8 @@ def compute_reference(
         chosen=logps[:, 0],
         rejected=logps[:, 1],
     )
-    _write(scores, folder, facts={"device": device.name, "torch": torch.__version__, "layout": layout})
+    facts = {"device": device.name, "torch": torch.__version__, "layout": layout}
+    together(world, lambda: _write(scores, folder, facts=facts) if world.leads else None)
     return scores
 
 
@@ -118,22 +123,37 @@ def score_pairs(
     layout: Layout,
     precision: str,
     device: Device,
+    world: World = ALONE,
     progress: Progress | None = None,
 ) -> Floats:
-    """Log-probabilities of pairs 0..n-1, float32[n, 2] (chosen, rejected); `tokens` is what each takes in a pack."""
+    """Log-probabilities of pairs 0..n-1, float32[n, 2] (chosen, rejected); `tokens` is what each takes in a pack.
+
+    Data-parallel ranks take packs in turn, an empty one where they run out; every rank gets all scores.
+    """
+    ranks = world.topology.dp
     logps = np.full((len(tokens), 2), np.nan, np.float32)
     done = 0
     for start in range(0, len(tokens), GROUP):
         members = range(start, min(start + GROUP, len(tokens)))
-        for places in pack(tokens, members, room):
-            _, batch = batch_of([take(i) for i in places], layout=layout, device=device.torch)
+        packs = pack(tokens, members, room)
+        packs += [[] for _ in range(-len(packs) % ranks)]
+        mine: list[tuple[list[int], Floats]] = []
+        for places in packs[world.dp_rank :: ranks]:
+            batch = together(world, lambda own=places: _batch([take(i) for i in own], layout, device, world))
             with device.autocast("bf16" if precision == "bf16" else "fp32"):
                 sides = side_logps(policy, batch)
-            logps[places] = sides.reshape(-1, 2).float().cpu().numpy()
-            done += len(places)
+            mine.append((places, sides.reshape(-1, 2).float().cpu().numpy()))
+            done += len(places) * ranks
             if progress:
-                progress(done, len(tokens))
+                progress(min(done, len(tokens)), len(tokens))
+        for theirs in world.gather(mine if world.team_rank == 0 else []):
+            for places, found in theirs:
+                logps[places] = found
     return logps
+
+
+def _batch(pairs: Sequence[TokenizedPair], layout: Layout, device: Device, world: World) -> Batch:
+    return batch_of(pairs, layout=layout, device=device.torch, world=world)[1]
 
 
 def open_reference(folder: Path, *, dataset: str, model: str, precision: str) -> ReferenceScores | None:

@@ -17,18 +17,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from training.attempt import attempt_run, owned
-from training.checkpoint import check_identity, newest
+from training.checkpoint import Checkpoint, check_identity, newest
 from training.config import RunConfig, load_run, store_root
 from training.errors import PairLedgerError
 from training.ledger.record import StepRecord
 from training.loop import Progress, metrics
+from training.parallel.agree import same, together
 from training.parallel.device import pick
+from training.parallel.mesh import world_of
 from training.setup import Prepared, describe, prepare
 
 log = logging.getLogger("training")
@@ -64,21 +66,39 @@ def run_training(
     Raises:
         PairLedgerError: what `training.errors` holds; nothing is taken from the run folder's earlier state then.
     """
-    device = pick(config.devices.kind)
-    run = prepare(config, store, partition)
-    run.run_dir.mkdir(parents=True, exist_ok=True)
-    with owned(run.run_dir):
-        checkpoint, skipped = newest(run.run_dir / "checkpoints")
-        for sentence in skipped:
-            log.warning("%s", sentence)
-        if checkpoint is not None:
-            check_identity(checkpoint, run.identity)
-            if checkpoint.step >= run.total and (run.run_dir / "export").is_dir():
-                log.info("%s is finished at step %d; nothing to do", run.run_id, checkpoint.step)
-                return _result(run, None, checkpoint.step, None)
-        describe(run, partition)
-        done = attempt_run(run, checkpoint, device, dagster_run_id=dagster_run_id, progress=progress, stop=stop)
+    device = pick(config.devices.kind, int(os.environ.get("LOCAL_RANK", "0")))
+    with ExitStack() as held:
+        world = held.enter_context(world_of(config.devices.topology, device))
+        run = together(world, lambda: prepare(config, store, partition))
+        same(world, run.identity)
+        together(world, lambda: held.enter_context(_owned(run)) if world.leads else None)
+        checkpoint, finished = world.told(together(world, lambda: _standing(run) if world.leads else (None, False)))
+        if checkpoint is not None and finished:
+            log.info("%s is finished at step %d; nothing to do", run.run_id, checkpoint.step)
+            return _result(run, None, checkpoint.step, None)
+        together(world, lambda: describe(run, partition) if world.leads else None)
+        done = attempt_run(run, checkpoint, device, world, dagster_run_id=dagster_run_id, progress=progress, stop=stop)
         return _result(run, done.attempt, done.step, done.record)
+
+
+def _owned(run: Prepared) -> AbstractContextManager[None]:
+    run.run_dir.mkdir(parents=True, exist_ok=True)
+    return owned(run.run_dir)
+
+
+def _standing(run: Prepared) -> tuple[Checkpoint | None, bool]:
+    """The checkpoint to go on from, and whether nothing is left to do.
+
+    Raises:
+        IdentityError: it is another run's.
+    """
+    checkpoint, skipped = newest(run.run_dir / "checkpoints")
+    for sentence in skipped:
+        log.warning("%s", sentence)
+    if checkpoint is None:
+        return None, False
+    check_identity(checkpoint, run.identity)
+    return checkpoint, checkpoint.step >= run.total and (run.run_dir / "export").is_dir()
 
 
 def _result(run: Prepared, attempt: int | None, steps: int, record: StepRecord | None) -> RunResult:

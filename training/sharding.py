@@ -2,9 +2,10 @@
 
 Context parallelism cuts the padded row into 2 * cp equal chunks and gives each of its ranks two, heavy with light by
 attention cost: a table, not a formula, because with packs the cost of a chunk depends on where documents begin (zig-zag
-is the special case of one long document). Spans are cut to the chunks; keys and values are all-gathered and picked by
-one index, so that a prompt that lies in another rank's chunk needs no case of its own. Inside a context rank, Ulysses
-splits its tokens evenly and exchanges sequence for heads around attention. With cp = 1 the row is one chunk.
+is the special case of one long document). Spans are cut to the chunks, and their keys named by where they stand once
+keys and values are all-gathered, so that a prompt that lies in another rank's chunk needs no case of its own. Inside a
+context rank, Ulysses splits its tokens evenly and exchanges sequence for heads around attention. With cp = 1 the row is
+one chunk.
 
 The rows that meet the language-model head can all lie on one rank. `deal_scores` says who sends which of them to whom
 so that every rank scores the same number, one more or less; every host knows all sizes without asking.
@@ -14,10 +15,10 @@ Ranks of a group are numbered context-major: `cp_rank * ulysses + ulysses_rank`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from training.geometry import Integers, Pack, Span
 
@@ -54,63 +55,66 @@ class Placement:
         return pieces
 
 
-def place(pack: Pack, *, cp: int, ulysses: int = 1, window: int | None = None) -> Placement:
-    """Balanced placement: the dearest chunk goes with the cheapest, the second with the second cheapest, and so on."""
+def place(pack: Pack, *, cp: int, ulysses: int = 1) -> Placement:
+    """Balanced placement: the dearest chunk goes with the cheapest, the second with the second cheapest, and so on.
+
+    Costs are those of layers that see the whole document; layers with a sliding window share the same placement.
+    """
     multiple = ulysses if cp == 1 else 2 * cp * ulysses
     assert pack.total % multiple == 0, f"a row of {pack.total} tokens over cp {cp}, ulysses {ulysses}: not a multiple"
     if cp == 1:
         return Placement(total=pack.total, chunks=((0,),))
     width = pack.total // (2 * cp)
     costs = [
-        sum(span.cost(window) for span in _cut(pack.spans, [(start, start + width)], window))
-        for start in range(0, pack.total, width)
+        sum(span.cost() for span in _cut(pack.spans, [(start, start + width)])) for start in range(0, pack.total, width)
     ]
     dearest = sorted(range(2 * cp), key=lambda chunk: -costs[chunk])
     couples = zip(dearest[:cp], reversed(dearest[cp:]), strict=True)
     return Placement(total=pack.total, chunks=tuple((min(couple), max(couple)) for couple in couples))
 
 
-def _cut(spans: tuple[Span, ...], pieces: list[tuple[int, int]], window: int | None) -> tuple[Span, ...]:
-    return tuple(span.cut(a, b, window) for a, b in pieces for span in spans if span.q0 < b and span.q1 > a)
+def _cut(spans: tuple[Span, ...], pieces: list[tuple[int, int]]) -> tuple[Span, ...]:
+    return tuple(span.cut(a, b) for a, b in pieces for span in spans if span.q0 < b and span.q1 > a)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Shard:
     """What one rank of a group computes.
 
-    `token`: int64[total / (cp * ulysses)], rows whose ids and positions it takes. Inside attention, after Ulysses has
-    joined the tokens of its context rank: `spans` in query order; `query_ends`, `key_ends` int32[spans + 1] their
-    running totals, 0 first; `key` int64[key_ends[-1]] picks the spans' keys from the gathered ones.
+    `token`: int64[total / (cp * ulysses)], rows whose ids and positions it takes. `spans` are those of its context rank
+    inside attention, once Ulysses has joined that rank's tokens: their queries tile [0, total / cp), their keys are
+    ranges of the gathered row, still in position order.
     """
 
     token: Integers
     spans: tuple[Span, ...]
-    query_ends: npt.NDArray[np.int32]
-    key_ends: npt.NDArray[np.int32]
-    key: Integers
 
 
-def shard(
-    pack: Pack,
-    placement: Placement,
-    *,
-    cp_rank: int = 0,
-    ulysses_rank: int = 0,
-    ulysses: int = 1,
-    window: int | None = None,
-) -> Shard:
-    """The share of one rank; with a sliding window, keys that none of its queries sees are left out."""
+def shard(pack: Pack, placement: Placement, *, cp_rank: int = 0, ulysses_rank: int = 0, ulysses: int = 1) -> Shard:
+    """The share of one rank."""
     size = pack.total // (len(placement.chunks) * ulysses)
     first = (cp_rank * ulysses + ulysses_rank) * size
-    spans = _cut(pack.spans, placement.pieces(cp_rank), window)
-    keys = np.concatenate([np.arange(a, b) for span in spans for a, b in span.keys])
-    return Shard(
-        token=placement.rows()[first : first + size],
-        spans=spans,
-        query_ends=np.cumsum([0, *(span.n for span in spans)], dtype=np.int32),
-        key_ends=np.cumsum([0, *(span.m for span in spans)], dtype=np.int32),
-        key=placement.gathered(keys),
-    )
+    spans = pack.spans if len(placement.chunks) == 1 else _local(pack.spans, placement, cp_rank)
+    return Shard(token=placement.rows()[first : first + size], spans=spans)
+
+
+def _local(spans: tuple[Span, ...], placement: Placement, cp_rank: int) -> tuple[Span, ...]:
+    local: list[Span] = []
+    start = 0
+    for span in _cut(spans, placement.pieces(cp_rank)):
+        local.append(Span(start, start + span.n, tuple(_moved(span.keys, placement))))
+        start += span.n
+    return tuple(local)
+
+
+def _moved(ranges: tuple[tuple[int, int], ...], placement: Placement) -> Iterator[tuple[int, int]]:
+    """Row ranges as ranges of the gathered row, cut where chunks end."""
+    width = placement.width
+    for a, b in ranges:
+        for chunk in range(a // width, -(-b // width)):
+            first, last = max(a, chunk * width), min(b, (chunk + 1) * width)
+            moved = int(placement.gathered(np.array([first]))[0])
+            yield moved, moved + last - first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,14 +122,13 @@ class ScoreShare:
     """One rank's part in scoring: hidden rows it sends, and what it scores of those it receives.
 
     `send`: int64, local hidden rows in the order of their receivers; `send_counts`, `receive_counts`: one int a rank,
-    the sizes of an all-to-all. `target` (row of the pack) and `side` of each received row, in the order of arrival.
+    the sizes of an all-to-all. `score`: int64, which of the pack's scores each received row is, in order of arrival.
     """
 
     send: Integers
     send_counts: tuple[int, ...]
     receive_counts: tuple[int, ...]
-    target: Integers
-    side: Integers
+    score: Integers
 
 
 def deal_scores(pack: Pack, placement: Placement, *, ulysses: int = 1) -> tuple[ScoreShare, ...]:
@@ -154,8 +157,7 @@ def deal_scores(pack: Pack, placement: Placement, *, ulysses: int = 1) -> tuple[
                 send=local[sent],
                 send_counts=tuple(np.bincount(scorer[sent], minlength=ranks).tolist()),
                 receive_counts=tuple(np.bincount(owner[received], minlength=ranks).tolist()),
-                target=pack.score_target[order][received],
-                side=pack.score_side[order][received],
+                score=order[received],
             )
         )
     return tuple(shares)

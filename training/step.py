@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.config import OptimizerConfig, RunConfig
 from training.errors import TrainingError
 from training.loss import PairLogps, judge
 from training.model import Policy
 from training.parallel.device import Device
+from training.parallel.fsdp import clip, total_norm
+from training.parallel.mesh import ALONE, World
 from training.scores import Batch, side_logps
 
 Numbers = npt.NDArray[np.float64]
@@ -40,13 +41,11 @@ class Microbatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """What a step did: sums over its N pairs, and float64[N] by pair, in the order of its packs.
+    """What a step did to this rank's pairs, float64[n] in the order of its packs; `joined`, to all N of them.
 
     `skipped` says that a gradient was not finite and the weights are untouched.
     """
 
-    pairs: int
-    loss_sum: float
     grad_norm: float
     learning_rate: float
     skipped: bool
@@ -59,9 +58,14 @@ class Outcome:
     optimizer_s: float
 
     @property
+    def pairs(self) -> int:
+        """N, once joined."""
+        return len(self.losses)
+
+    @property
     def loss(self) -> float:
-        """The step's objective."""
-        return self.loss_sum / self.pairs
+        """The step's objective, once joined."""
+        return float(self.losses.sum()) / self.pairs
 
     @property
     def wins(self) -> int:
@@ -72,6 +76,12 @@ class Outcome:
     def ties(self) -> int:
         """Pairs whose sides have the same reward."""
         return int((self.chosen_rewards == self.rejected_rewards).sum())
+
+
+def joined(parts: Sequence[Outcome]) -> Outcome:
+    """The outcome of a whole step from those of the data-parallel ranks, in order; times are the first one's."""
+    columns = ("losses", "policy_chosen", "policy_rejected", "chosen_rewards", "rejected_rewards")
+    return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
 
 
 def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:
@@ -118,8 +128,9 @@ def train_step(
     rate: float,
     config: RunConfig,
     device: Device,
+    world: World = ALONE,
 ) -> Outcome:
-    """Do one step over this rank's packs; `pairs` is N.
+    """Do one step over this rank's packs, as many as every other rank has; `pairs` is N, over all ranks.
 
     Raises:
         TrainingError: no pairs, or a gradient that is not finite and `optimizer.nonfinite` is `stop`; the weights are
@@ -128,26 +139,33 @@ def train_step(
     if not pairs:
         raise TrainingError("a step without pairs has no loss; the plan must give every step at least one")
     started = time.perf_counter()
-    parts = [_forward_backward(policy, micro, pairs, config, device) for micro in microbatches]
-    gradients = list(_gradients(policy))
-    norm = get_total_norm(gradients)
+    parts: list[Tensor] = []
+    for number, micro in enumerate(microbatches, 1):
+        if policy.root is not None:
+            policy.root.replicate_gradients(number == len(microbatches))
+        parts.append(_forward_backward(policy, micro, pairs, config, device))
+    gradients = [p.grad for p in policy.module.parameters() if p.grad is not None]
+    norm = total_norm(gradients, world)
     host = torch.cat([norm.reshape(1).float(), *(part.flatten() for part in parts)]).cpu().double().numpy()
     columns = _by_column(host[1:], [part.shape[1] for part in parts])
     computed = time.perf_counter()
     skipped = not math.isfinite(host[0])
     if skipped and config.optimizer.nonfinite == "stop":
         optimizer.zero_grad()
+        lost = int((~np.isfinite(columns[0])).sum()) if world.team_rank == 0 else 0
         raise TrainingError(
-            f"the gradient's norm is {host[0]} ({(~np.isfinite(columns[0])).sum()} of {pairs} pairs have a loss that "
-            "is not finite); the weights are untouched. Lower optimizer.lr, or set optimizer.nonfinite = 'skip'"
+            f"the gradient's norm is {host[0]} ({sum(world.gather(lost))} of {pairs} pairs have a loss that is not "
+            "finite); the weights are untouched. Lower optimizer.lr, or set optimizer.nonfinite = 'skip'"
         )
     if not skipped:
-        _update(policy, optimizer, norm, rate, config.optimizer)
+        if config.optimizer.clip is not None:
+            clip(gradients, config.optimizer.clip, norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
     optimizer.zero_grad()
     losses, policy_chosen, policy_rejected, chosen_rewards, rejected_rewards = columns
     return Outcome(
-        pairs=pairs,
-        loss_sum=float(losses.sum()),
         grad_norm=float(host[0]),
         learning_rate=rate,
         skipped=skipped,
@@ -182,20 +200,6 @@ def _forward_backward(policy: Policy, micro: Microbatch, pairs: int, config: Run
     (judged.loss.sum() / pairs).backward()
     columns = (judged.loss, found.policy_chosen, found.policy_rejected, judged.chosen_reward, judged.rejected_reward)
     return torch.stack(columns).detach()
-
-
-def _gradients(policy: Policy) -> Iterator[Tensor]:
-    return (p.grad for p in policy.module.parameters() if p.grad is not None)
-
-
-def _update(
-    policy: Policy, optimizer: torch.optim.Optimizer, norm: Tensor, rate: float, config: OptimizerConfig
-) -> None:
-    if config.clip is not None:
-        clip_grads_with_norm_(policy.module.parameters(), config.clip, norm)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    optimizer.step()
 
 
 def _by_column(flat: Numbers, widths: Sequence[int]) -> Numbers:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.training.memory import larger_number, write_model
 from training.config import ModelConfig
-from training.export import Lineage, export
+from training.export import Lineage, export, whole_weights
 from training.model import Policy
 from training.parallel.device import pick
 from training.scores import batch_of, open_policy, side_logps
@@ -50,7 +50,7 @@ def test_plain_transformers_loads_it_and_scores_the_same(policy: Policy, model: 
     (tokenizer / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
     folder = tmp_path / "export"
     for _ in range(2):  # an older export is replaced
-        export(policy, folder, source=model, tokenizer=tokenizer, dtype="source", lineage=LINEAGE)
+        export(whole_weights(policy), folder, source=model, tokenizer=tokenizer, dtype="source", lineage=LINEAGE)
     pair = larger_number(1)[0]
     _, batch = batch_of([pair], layout="shared", device=torch.device("cpu"))
     with torch.no_grad():
@@ -71,14 +71,14 @@ def test_plain_transformers_loads_it_and_scores_the_same(policy: Policy, model: 
 def test_weights_have_the_type_that_was_asked_for(
     policy: Policy, model: Path, tmp_path: Path, dtype: str, kind: str
 ) -> None:
-    export(policy, tmp_path / "e", source=model, tokenizer=model, dtype=dtype, lineage=LINEAGE)
+    export(whole_weights(policy), tmp_path / "e", source=model, tokenizer=model, dtype=dtype, lineage=LINEAGE)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "e", dtype="auto")
     assert {str(p.dtype) for p in loaded.parameters()} == {f"torch.{kind}"}
     assert next(policy.module.parameters()).dtype == torch.float32
 
 
 def test_the_card_carries_the_lineage(policy: Policy, model: Path, tmp_path: Path) -> None:
-    export(policy, tmp_path / "e", source=model, tokenizer=model, dtype="bf16", lineage=LINEAGE)
+    export(whole_weights(policy), tmp_path / "e", source=model, tokenizer=model, dtype="bf16", lineage=LINEAGE)
     card = (tmp_path / "e" / "README.md").read_text(encoding="utf-8")
     for words in ("run-abc", "| forum | 40 |", "plan1:a", "tok1:b", "models/base", "1234", '"beta": 0.1', "7 steps"):
         assert words in card

@@ -36,21 +36,21 @@ def seen(pack: Pack, placement: Placement, ulysses: int, window: int | None, *, 
     gathered = np.full(pack.total, -1)
     cp = len(placement.chunks)
     for c in range(cp):
-        shares = [
-            shard(pack, placement, cp_rank=c, ulysses_rank=u, ulysses=ulysses, window=window if trim else None)
-            for u in range(ulysses)
-        ]
+        shares = [shard(pack, placement, cp_rank=c, ulysses_rank=u, ulysses=ulysses) for u in range(ulysses)]
         queries = np.concatenate([share.token for share in shares])
         gathered[c * len(queries) : (c + 1) * len(queries)] = queries
     for c in range(cp):
-        share = shard(pack, placement, cp_rank=c, ulysses=ulysses, window=window if trim else None)
+        share = shard(pack, placement, cp_rank=c, ulysses=ulysses)
         queries = gathered[c * pack.total // cp : (c + 1) * pack.total // cp]
-        keys = gathered[share.key]
-        bounds = zip(share.query_ends, share.query_ends[1:], share.key_ends, share.key_ends[1:], strict=False)
-        for a, b, x, y in bounds:
-            assert a < b <= a + (y - x)
-            age = np.arange(b - a)[:, None] + (y - x) - (b - a) - np.arange(y - x)[None]
-            count[np.ix_(queries[a:b], keys[x:y])] += (age >= 0) & (age < (window or pack.total))
+        assert [s.q0 for s in share.spans] == [0, *(s.q1 for s in share.spans[:-1])]
+        assert share.spans[-1].q1 == len(queries)
+        for span in share.spans:
+            seen = span.cut(span.q0, span.q1, window) if trim else span
+            keys = np.concatenate([gathered[a:b] for a, b in seen.keys])
+            assert seen.n <= seen.m == len(keys)
+            age = np.arange(seen.n)[:, None] + seen.m - seen.n - np.arange(seen.m)[None]
+            allowed = (age >= 0) & (age < (window or pack.total))
+            count[np.ix_(queries[seen.q0 : seen.q1], keys)] += allowed
     assert sorted(gathered) == list(range(pack.total))
     return count
 
@@ -69,8 +69,9 @@ def scored(pack: Pack, placement: Placement, ulysses: int) -> tuple[list[tuple[i
             assert len(sent) == share.receive_counts[sender]
             assert ((sent >= 0) & (sent < size)).all()
             arrived += rows[sender * size + sent].tolist()
-        got += list(zip(arrived, share.target.tolist(), share.side.tolist(), strict=True))
-    return got, [len(share.target) for share in shares]
+        scores = share.score
+        got += list(zip(arrived, pack.score_target[scores].tolist(), pack.score_side[scores].tolist(), strict=True))
+    return got, [len(share.score) for share in shares]
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -91,7 +92,7 @@ def test_every_allowed_pair_once_and_every_score_once(seed: int) -> None:
         table = tuple(tuple(sorted(chunks[2 * c : 2 * c + 2])) for c in range(cp))
         placement = Placement(total=pack.total, chunks=table)
     else:
-        placement = place(pack, cp=cp, ulysses=ulysses, window=window)
+        placement = place(pack, cp=cp, ulysses=ulysses)
 
     count = seen(pack, placement, ulysses, window, trim=rng.random() < 0.5)
     np.testing.assert_array_equal(count, allowed(lengths, layout, pack.total, window))
@@ -142,7 +143,7 @@ def test_scores_of_one_long_completion_are_dealt_evenly() -> None:
     pack = lay_out([PairShape(prompt=56, chosen=6, rejected=2)], multiple=4)
     shares = deal_scores(pack, place(pack, cp=1, ulysses=4), ulysses=4)
     assert [len(share.send) for share in shares] == [0, 0, 0, 8]
-    assert [len(share.target) for share in shares] == [2, 2, 2, 2]
+    assert [len(share.score) for share in shares] == [2, 2, 2, 2]
     assert shares[3].send_counts == (2, 2, 2, 2)
     assert shares[0].receive_counts == (0, 0, 0, 2)
 

@@ -85,7 +85,7 @@ def test_ranks_with_unequal_pairs_add_up_to_one_process(policy: Policy, model: P
     whole, gradient = run(policy, [range(7)], 7, config)
     ranks = [run(policy, parts, 7, config) for parts in ([[0], [1, 2]], [[3], [4, 5, 6]])]
     assert float((ranks[0][1] + ranks[1][1] - gradient).norm()) < 1e-6 * float(gradient.norm())
-    assert sum(outcome.loss_sum for outcome, _ in ranks) / 7 == pytest.approx(whole.loss, rel=1e-6)
+    assert sum(outcome.losses.sum() for outcome, _ in ranks) / 7 == pytest.approx(whole.loss, rel=1e-6)
     mean_of_means = np.mean([outcome.losses.mean() for outcome, _ in ranks])
     assert abs(mean_of_means - whole.loss) > 1e-4  # the wrong weighting would be seen
 

@@ -19,7 +19,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from training.attention.packed import Packed
 from training.errors import ModelError
+from training.parallel.context import gather_keys
 from training.parallel.device import kind_of
+from training.parallel.ulysses import gather_heads, scatter_heads
 
 NAME = "pairledger"
 
@@ -47,18 +49,22 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of one packed row: `[1, Hq, T, D]`, `[1, Hk, T, D]` twice -> `[1, T, Hq, D]`.
 
+    Of a row that ranks share, each gives and gets its own T tokens; inside, sequence is exchanged for heads.
+
     Raises:
         ModelError: names the layer's class and what it asks for that the kernels do not compute.
     """
     _refuse(module, dropout, asked)
     assert packed is not None, "a model with this attention is called with packed="
-    assert query.shape[0] == 1 and query.shape[2] == packed.total, f"{tuple(query.shape)} is not one row of {packed}"
+    assert query.shape[0] == 1 and query.shape[2] == packed.tokens, f"{tuple(query.shape)} is not one row of {packed}"
     q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     if sliding_window is not None and sliding_window >= packed.longest:
         sliding_window = None
     kernel = importlib.import_module(f"training.attention.{kind_of(q.device)}").attention
-    return kernel(q, k, v, packed, scale, sliding_window)[None], None
+    q, k, v = scatter_heads(q, k, v, packed.world.ulysses)
+    k, v = gather_keys(k, v, packed.world.cp)
+    return gather_heads(kernel(q, k, v, packed, scale, sliding_window), packed.world.ulysses)[None], None
 
 
 def _refuse(module: torch.nn.Module, dropout: float, asked: dict[str, Any]) -> None:

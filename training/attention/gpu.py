@@ -30,7 +30,7 @@ def arguments(packed: Packed, window: int | None, device: torch.device | None = 
     """The borders of a row's spans; `window` counts the query itself, the kernel's left window does not."""
     spans = packed.seen(window)
     cu_q, cu_k = borders([s.n for s in spans]), borders([s.m for s in spans])
-    assert cu_q[-1] == packed.total
+    assert cu_q[-1] == packed.queries
     return Arguments(
         cu_q=torch.tensor(cu_q, dtype=torch.int32, device=device),
         cu_k=torch.tensor(cu_k, dtype=torch.int32, device=device),

@@ -18,31 +18,45 @@ import torch
 from torch import Tensor
 
 from training.geometry import Pack, Span
+from training.parallel.mesh import ALONE, World
+from training.sharding import Placement, shard
 
 T = TypeVar("T")
 
 
 class Packed:
-    """The spans of one row of `total` tokens, which they tile in order.
+    """The spans of a row of `total` tokens, or those of one context rank: its queries, the keys of the whole row.
 
-    What kernels derive from them is made once and kept as long as this object: all layers of a model, and the forward
-    and backward pass, share it.
+    Spans tile the queries in order. `world` says with whom the row is shared. What kernels derive from them is made
+    once and kept as long as this object: all layers of a model, and the forward and backward pass, share it.
     """
 
-    def __init__(self, spans: Sequence[Span], total: int) -> None:
+    def __init__(self, spans: Sequence[Span], total: int, world: World = ALONE) -> None:
         ends = [0, *(span.q1 for span in spans)]
-        assert ends[-1] == total and all(s.q0 == a < s.q1 for s, a in zip(spans, ends, strict=False)), (spans, total)
-        self.spans, self.total = tuple(spans), total
+        self.spans, self.total, self.world = tuple(spans), total, world
+        tiled = all(s.q0 == a < s.q1 for s, a in zip(spans, ends, strict=False))
+        assert ends[-1] == self.queries and tiled, (spans, total)
         self.longest = max((span.m for span in spans), default=0)
         self._made: dict[object, object] = {}
 
     @classmethod
-    def of(cls, pack: Pack) -> Packed:
-        """The spans of a pack."""
-        return cls(pack.spans, pack.total)
+    def of(cls, pack: Pack, placement: Placement | None = None, world: World = ALONE) -> Packed:
+        """The spans of a pack, or those of this rank's context rank."""
+        spans = pack.spans if placement is None else shard(pack, placement, cp_rank=world.cp_rank).spans
+        return cls(spans, pack.total, world)
 
     def __repr__(self) -> str:
         return f"Packed({len(self.spans)} spans, {self.total} tokens)"
+
+    @property
+    def queries(self) -> int:
+        """Rows whose attention this rank's kernels compute."""
+        return self.total // self.world.topology.cp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of this rank."""
+        return self.total // self.world.topology.sp
 
     def once(self, name: object, make: Callable[[], T]) -> T:
         """What `make` gives, made at the first call with this name."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,6 +18,8 @@ from training.errors import DeviceError
 
 Kind = Literal["cpu", "gpu", "npu"]
 TORCH_TYPES: dict[Kind, str] = {"cpu": "cpu", "gpu": "cuda", "npu": "npu"}
+BACKENDS: dict[Kind, str] = {"cpu": "gloo", "gpu": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}
+"""Who carries collectives: tensors on a device by its own backend, those of hosts by gloo."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,23 +37,32 @@ class Device:
         return torch.autocast(self.torch.type, dtype=torch.bfloat16)
 
 
-def pick(kind: Literal["auto", "cpu", "gpu", "npu"] = "auto") -> Device:
-    """The device of this kind, or the best one there is.
+def pick(kind: Literal["auto", "cpu", "gpu", "npu"] = "auto", index: int = 0) -> Device:
+    """The device of this kind, or the best one there is; `index` is this process's among those of its machine.
 
     Raises:
-        DeviceError: names the kind asked for and the kinds found.
+        DeviceError: names the kind asked for and the kinds found, or how many devices there are.
     """
     found = available()
-    if kind == "auto":
-        return found[0]
     for device in found:
-        if device.kind == kind:
-            return device
+        if kind in ("auto", device.kind):
+            return _numbered(device, index)
     raise DeviceError(
         f"devices.kind = {kind!r}, but this machine has {', '.join(f'{d.kind} ({d.name})' for d in found)}; "
         f"set devices.kind to one of them, or to 'auto'"
         + (": torch_npu and CANN must be installed for npu" if kind == "npu" else "")
     )
+
+
+def _numbered(device: Device, index: int) -> Device:
+    if device.kind == "cpu" or not index:
+        return device
+    if index >= (count := torch.accelerator.device_count()):
+        raise DeviceError(
+            f"process {index + 1} of this machine needs a device of its own, but {count} of kind {device.kind} are "
+            "there; lower devices.processes and its degrees, or spread the run over more machines"
+        )
+    return replace(device, torch=torch.device(device.torch.type, index))
 
 
 def available() -> list[Device]:

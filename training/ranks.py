@@ -1,0 +1,75 @@
+"""Several processes for one run: `python -m training.ranks --config RUN.toml ...` starts `training.run` in each.
+
+torchrun's agent, with three things settled for a run: the exit code is that of the rank that failed first (torchrun's
+own is always 1), the last line says which rank that was, and ranks that are left waiting are given 15 seconds to end.
+Over several nodes the same command runs on each, with `--nodes` and one `--rendezvous HOST:PORT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from training.config import load_run
+from training.errors import ConfigError, PairLedgerError
+
+GRACE_SECONDS = 15
+"""How long ranks may take to end once one has failed."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; gives its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m training.ranks", description="Train one run in several processes.")
+    parser.add_argument("--config", required=True, help="RUN.toml; its devices.processes is their number")
+    parser.add_argument("--nodes", type=int, default=1, help="machines that share the processes evenly")
+    parser.add_argument("--rendezvous", default="127.0.0.1:0", help="HOST:PORT where several nodes meet")
+    asked, passed_on = parser.parse_known_args(arguments)
+    try:
+        processes = load_run(asked.config).devices.processes
+        if processes % asked.nodes:
+            raise ConfigError(f"devices.processes = {processes} cannot be shared evenly by --nodes {asked.nodes}")
+    except PairLedgerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    launch = LaunchConfig(
+        min_nodes=asked.nodes,
+        max_nodes=asked.nodes,
+        nproc_per_node=processes // asked.nodes,
+        rdzv_backend="c10d",
+        rdzv_endpoint=asked.rendezvous,
+        run_id="pairledger",
+        max_restarts=0,
+        monitor_interval=0.2,
+        shutdown_timeout=GRACE_SECONDS,
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    command = ["-m", "training.run", "--config", asked.config, *passed_on]
+    try:
+        elastic_launch(launch, sys.executable)(*command)
+    except ChildFailedError as failed:
+        return _told(failed)
+    except SignalException as caught:
+        return 128 + caught.sigval
+    return 0
+
+
+def _told(failed: ChildFailedError) -> int:
+    """Say which rank failed first, and give its exit code."""
+    rank, failure = failed.get_first_failure()
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        print(f"error: rank {rank} was ended by {name}; the others were stopped", file=sys.stderr)
+        return 128 - failure.exitcode
+    print(f"error: rank {rank} failed first, with exit code {failure.exitcode}", file=sys.stderr)
+    return failure.exitcode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
