@@ -190,6 +190,8 @@ class SaveConfig(Section):
     """Save every so many steps; the last step is always saved."""
     keep: Positive = 2
     """How many of the newest checkpoints stay."""
+    grace_seconds: Positive = 15
+    """How long the processes of a run that is told to stop have for their step and its checkpoint, before SIGKILL."""
     export_dtype: Literal["source", "bf16", "fp32"] = "source"
 
 

@@ -1,27 +1,26 @@
 """Several processes for one run: `python -m training.ranks --config RUN.toml ...` starts `training.run` in each.
 
 torchrun's agent, with three things settled for a run: the exit code is that of the rank that failed first (torchrun's
-own is always 1), the last line says which rank that was, and ranks that are left waiting are given 15 seconds to end.
-Over several nodes the same command runs on each, with `--nodes` and one `--rendezvous HOST:PORT`.
+own is always 1), the last line says which rank that was and why, and ranks that are told to stop, or that have lost
+another, have `save.grace_seconds` to end. Over several nodes the same command runs on each, with `--nodes` and one
+`--rendezvous HOST:PORT`.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from training.config import load_run
 from training.errors import ConfigError, PairLedgerError
-
-GRACE_SECONDS = 15
-"""How long ranks may take to end once one has failed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rendezvous", default="127.0.0.1:0", help="HOST:PORT where several nodes meet")
     asked, passed_on = parser.parse_known_args(arguments)
     try:
-        processes = load_run(asked.config).devices.processes
+        config = load_run(asked.config)
+        processes = config.devices.processes
         if processes % asked.nodes:
             raise ConfigError(f"devices.processes = {processes} cannot be shared evenly by --nodes {asked.nodes}")
     except PairLedgerError as error:
@@ -47,9 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run_id="pairledger",
         max_restarts=0,
         monitor_interval=0.2,
-        shutdown_timeout=GRACE_SECONDS,
+        shutdown_timeout=config.save.grace_seconds,
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what failed is said below, once
     command = ["-m", "training.run", "--config", asked.config, *passed_on]
     try:
         elastic_launch(launch, sys.executable)(*command)
@@ -61,14 +62,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(failed: ChildFailedError) -> int:
-    """Say which rank failed first, and give its exit code."""
+    """Say which rank failed first, unless all refused the same in their own words, and give its exit code."""
     rank, failure = failed.get_first_failure()
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         print(f"error: rank {rank} was ended by {name}; the others were stopped", file=sys.stderr)
         return 128 - failure.exitcode
-    print(f"error: rank {rank} failed first, with exit code {failure.exitcode}", file=sys.stderr)
+    if failure.exitcode == PairLedgerError.exit_code:
+        print(f"error: rank {rank} failed first: {_cause(failure)}", file=sys.stderr)
     return failure.exitcode
+
+
+def _cause(failure: ProcessFailure) -> str:
+    """The sentence a rank left; without one, torchrun's own words."""
+    left = failure.error_file_data.get("message")
+    return str(left["message"]) if isinstance(left, dict) else failure.message
 
 
 if __name__ == "__main__":

@@ -16,11 +16,15 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from training.attempt import attempt_run, owned
 from training.checkpoint import Checkpoint, check_identity, newest
@@ -34,6 +38,9 @@ from training.parallel.mesh import world_of
 from training.setup import Prepared, describe, prepare
 
 log = logging.getLogger("training")
+
+ECHO_SECONDS = 5.0
+"""How long a rank whose peer is gone waits to be stopped, so that the peer is the one that is seen to have failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +129,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", help="folder that holds runs/, references/ and plans/")
     parser.add_argument("--partition", help="name of the partition this run belongs to")
     asked = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    rank = int(os.environ.get("RANK", "0"))
+    heading = f"rank {rank}: " if rank else ""
+    level = logging.WARNING if rank else logging.INFO  # the first rank speaks for all
+    logging.basicConfig(level=level, format=f"{heading}%(message)s", stream=sys.stdout)
     caught: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: caught.append(n))
@@ -145,17 +155,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 }
             )
     except PairLedgerError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if not rank:
+            print(f"error: {error}", file=sys.stderr)
+        _remember(error)
         return error.exit_code
+    except Exception as error:
+        if "gloo" in str(error).lower() or isinstance(error, DistError):
+            log.error("lost the other ranks: %s", str(error).partition("\n")[0])
+            time.sleep(ECHO_SECONDS)
+        else:
+            log.exception("%s", type(error).__name__)
+        _remember(error)
+        return 1
     if caught and not result.finished:
         return 128 + caught[0]
     return 0
 
 
+def _remember(error: Exception) -> None:
+    """Leave the cause where the agent that started this rank looks for it."""
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        get_error_handler().record_exception(error)
+
+
 @contextmanager
 def reporting() -> Generator[tuple[Callable[[Mapping[str, Any]], None], str | None]]:
     """What to report the result to, and the Dagster run that started this process, if one did."""
-    if "DAGSTER_PIPES_CONTEXT" not in os.environ or int(os.environ.get("RANK", "0")):
+    if int(os.environ.get("RANK", "0")):
+        yield lambda result: None, None
+        return
+    if "DAGSTER_PIPES_CONTEXT" not in os.environ:
         yield lambda result: print(json.dumps(result)), None
         return
     from dagster_pipes import open_dagster_pipes

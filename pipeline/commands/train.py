@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 HELP = "train from a RUN.toml, or continue where it stopped; no Dagster"
 ABOUT = """Train one run, or continue it from its newest checkpoint; a finished run is left as it is. Ctrl-C or SIGTERM
-ends it after the current step, with a checkpoint."""
+ends it after the current step, with a checkpoint. Where devices.processes is more than 1, the processes are started
+here, and the first one's lines are printed, its result last as JSON."""
 EXAMPLE = """  pairledger train --config RUN.toml
   pairledger train --config RUN.toml --store /data/pairledger --json"""
 
@@ -36,6 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     from training.config import load_run, store_root
 
     config, store = load_run(arguments.config), store_root(arguments.store)
+    if config.devices.processes > 1:
+        from training import ranks
+
+        return ranks.main(["--config", arguments.config, "--store", str(store)])
     from training.run import run_training  # after the configuration: torch takes seconds
 
     trained = 0
