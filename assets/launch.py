@@ -68,7 +68,7 @@ class Accelerator(dg.ConfigurableResource):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A module that runs in processes of its own and reports over Pipes."""
+    """A module that runs in processes of its own and reports over Pipes; of several processes, the first one does."""
 
     module: str
     args: tuple[str, ...] = ()
@@ -76,11 +76,9 @@ class Program:
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     def command(self) -> list[str]:
-        """Plain Python for one process, torchrun for more."""
-        if self.processes == 1:
-            return [sys.executable, "-m", self.module, *self.args]
-        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.processes}", "-m"]
-        return [sys.executable, "-m", *torchrun, self.module, *self.args]
+        """The module itself; a run of several processes through the agent that starts and ends them together."""
+        module = "training.ranks" if self.processes > 1 else self.module
+        return [sys.executable, "-m", module, *self.args]
 
 
 class Launcher(Protocol):

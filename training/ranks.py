@@ -21,6 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from training.config import load_run
 from training.errors import ConfigError, PairLedgerError
+from training.setup import check_degrees
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked, passed_on = parser.parse_known_args(arguments)
     try:
         config = load_run(asked.config)
+        if config.model.path:
+            check_degrees(config)
         processes = config.devices.processes
         if processes % asked.nodes:
             raise ConfigError(f"devices.processes = {processes} cannot be shared evenly by --nodes {asked.nodes}")

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
+from transformers import PreTrainedConfig
 
 from training.config import RunConfig
 from training.data.fingerprint import canonical_json, model_fingerprint, run_fingerprint
@@ -61,8 +62,7 @@ def prepare(config: RunConfig, store: Path, partition: str | None = None) -> Pre
     datasets = {dataset.fingerprint: dataset for dataset in map(open_dataset, map(Path, config.data.datasets))}
     plan = make_plan(list(datasets.values()), config.data, config.plan)
     model = model_fingerprint(Path(config.model.path))
-    settings, _ = inspect(config.model.path)
-    vocabulary = settings.get_text_config().vocab_size
+    vocabulary = check_degrees(config).vocab_size
     for dataset in datasets.values():
         if (needed := dataset.manifest.vocab_size) > vocabulary:
             raise ModelError(
@@ -82,6 +82,24 @@ def prepare(config: RunConfig, store: Path, partition: str | None = None) -> Pre
         identity=identity,
         pack_tokens=pack_tokens_for(plan, config),
     )
+
+
+def check_degrees(config: RunConfig) -> PreTrainedConfig:
+    """The text configuration of the model, once this topology can serve it; asked before any process starts.
+
+    Raises:
+        ModelError: as `training.model.inspect`.
+        ConfigError: attention heads that cannot be shared evenly by the ranks that exchange sequence for heads.
+    """
+    settings, _ = inspect(config.model.path)
+    text, ulysses = settings.get_text_config(), config.devices.ulysses
+    if text.num_attention_heads % ulysses:
+        fitting = [n for n in range(1, text.num_attention_heads + 1) if text.num_attention_heads % n == 0]
+        raise ConfigError(
+            f"devices.ulysses = {ulysses} cannot share the {text.num_attention_heads} attention heads of "
+            f"{config.model.path} evenly; set it to one of {', '.join(map(str, fitting))}; more ranks can share a row by cp"
+        )
+    return text
 
 
 def identity_of(config: RunConfig, plan: StepPlan, inputs: Mapping[str, str], model: str) -> dict[str, str]:

@@ -180,16 +180,9 @@ def test_nothing_outlives_a_run_case_cancel_leaves_children(tmp_path, number):
         assert until(lambda: not any(map(alive, [guard, *pids])))
 
 
-def test_more_processes_go_through_torchrun():
-    assert Program(module="training.run", args=("--x",), processes=4).command()[1:] == [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=4",
-        "-m",
-        "training.run",
-        "--x",
-    ]
+def test_more_processes_go_through_the_agent():
+    command = Program(module="training.run", args=("--x",), processes=4).command()
+    assert command == [sys.executable, "-m", "training.ranks", "--x"]
     assert Program(module="training.run").command() == [sys.executable, "-m", "training.run"]
 
 
