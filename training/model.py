@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from training.attention import NAME, Packed, register
 from training.config import ModelConfig
 from training.errors import ModelError
+from training.head import Head
 from training.parallel.device import Device
 from training.parallel.fsdp import Gathered, shard
 from training.parallel.mesh import ALONE, World
@@ -36,16 +37,6 @@ UNSERVED_LAYERS = re.compile(
     r"Mamba|SSM|Rwkv|Recurrent|Retention|LinearAttention|LightningAttention|DeltaNet|ShortConv|Conv1d|Conv1D(?!$)|Hyena"
 )
 SERVED_LAYER_TYPES = {"full_attention", "sliding_attention", "attention"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """The language-model head: `cap * tanh(scale * (hidden @ weight.T + bias) / cap)`, without a cap just scaled."""
-
-    weight: Tensor
-    bias: Tensor | None
-    scale: float
-    cap: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

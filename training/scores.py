@@ -1,18 +1,15 @@
 """Log-probabilities of the supervised tokens of a pack, summed by side.
 
-Only hidden rows that predict a supervised token meet the language-model head, a chunk at a time, so that a matrix of
-[tokens, vocabulary] never exists: at a vocabulary of 152k this takes 0.8 GB where full logits take 5.0, and half the
-time. The backward pass computes each chunk's logits again from the saved log-sum-exps. Sums over the vocabulary are
-fp32 whatever the precision of the matrix product.
+Only hidden rows that predict a supervised token meet the language-model head.
 
-Shapes: T tokens of the row, R supervised rows, H width of the model, V vocabulary, S = 2 * pairs sides.
+Shapes: T tokens of the row, R supervised rows, S = 2 * pairs sides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -22,7 +19,8 @@ from training.attention import NAME, Packed
 from training.config import ModelConfig
 from training.errors import ModelError
 from training.geometry import Layout, Pack, PairShape, lay_out, pack_ids
-from training.model import Head, Policy, load_model
+from training.head import row_logps
+from training.model import Policy, load_model
 from training.parallel.collectives import all_to_all, join
 from training.parallel.device import Device
 from training.parallel.mesh import ALONE, World
@@ -32,8 +30,6 @@ from training.sharding import place as place_chunks
 if TYPE_CHECKING:
     from training.data.tokenize import TokenizedPair
 
-CHUNK = 512
-"""Supervised rows whose logits exist at one time."""
 TRIAL_TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
 """How far a side's log-probability in a pack may be from that of the model's own pass, absolute plus relative."""
 
@@ -205,87 +201,3 @@ def _alone(policy: Policy, prompt: list[int], completion: list[int], device: tor
     ids = torch.tensor([prompt + completion], device=device)
     logits = policy.compute(lambda: policy.module(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1])
     return logits.float().log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).sum()
-
-
-def row_logps(hidden: Tensor, target: Tensor, head: Head, chunk: int = CHUNK) -> Tensor:
-    """Log-probability of each row's target: `[R, H]`, `[R]` -> float32 `[R]`."""
-    dtype = torch.get_autocast_dtype(hidden.device.type) if _autocast(hidden) else hidden.dtype
-    return _RowLogps.apply(hidden.to(dtype), head.weight.to(dtype), head.bias, target, head.scale, head.cap, chunk)
-
-
-def _autocast(x: Tensor) -> bool:
-    return torch.is_autocast_enabled(x.device.type)
-
-
-class _RowLogps(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        scale: float,
-        cap: float | None,
-        chunk: int,
-    ) -> Tensor:
-        logps = hidden.new_empty(len(target), dtype=torch.float32)
-        log_sums = torch.empty_like(logps)
-        for part in _chunks(len(target), chunk):
-            logits, _ = _logits(hidden[part], weight, bias, scale, cap)
-            hit = logits.gather(1, target[part, None])[:, 0]
-            log_sums[part] = _log_sums(logits)
-            logps[part] = hit - log_sums[part]
-        ctx.save_for_backward(hidden, weight, bias, target, log_sums)
-        ctx.scale, ctx.cap, ctx.chunk = scale, cap, chunk
-        return logps
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        hidden, weight, bias, target, log_sums = ctx.saved_tensors
-        d_hidden = torch.empty_like(hidden)
-        d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        for part in _chunks(len(target), ctx.chunk):
-            logits, slope = _logits(hidden[part], weight, bias, ctx.scale, ctx.cap)
-            d_logits = logits.sub_(log_sums[part, None]).exp_().mul_(-gradient[part, None])  # -g * softmax
-            d_logits.scatter_add_(1, target[part, None], gradient[part, None])  # + g at the target
-            d_logits = d_logits * slope if isinstance(slope, Tensor) or slope != 1 else d_logits
-            low = d_logits.to(hidden.dtype)
-            d_hidden[part] = low @ weight
-            if low.dtype == torch.float32:
-                d_weight.addmm_(low.t(), hidden[part])  # in place: no second matrix of the head's size
-            else:
-                d_weight += low.t() @ hidden[part]
-            if d_bias is not None:
-                d_bias += d_logits.sum(0)
-        return d_hidden, d_weight.to(weight.dtype), d_bias, None, None, None, None
-
-
-def _log_sums(logits: Tensor) -> Tensor:
-    """Log of the sum of exponentials of each row of `[c, V]`, which it overwrites.
-
-    In place, because a chunk is large enough that each temporary costs its pages anew: about twice as fast on a CPU as
-    `logsumexp` at a vocabulary of 152k.
-    """
-    peak = logits.amax(-1, keepdim=True)
-    return logits.sub_(peak).exp_().sum(-1).log_().add_(peak[:, 0])
-
-
-def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, scale: float, cap: float | None
-) -> tuple[Tensor, Tensor | float]:
-    """fp32 logits of a chunk `[c, V]`, and their slope with respect to the matrix product."""
-    logits = (hidden @ weight.t()).float()
-    if bias is not None:
-        logits = logits + bias.float()
-    logits = logits * scale if scale != 1 else logits
-    if cap is None:
-        return logits, scale
-    squashed = torch.tanh(logits / cap)
-    return squashed * cap, (1 - squashed.square()) * scale
-
-
-def _chunks(rows: int, chunk: int) -> list[slice]:
-    return [slice(start, min(rows, start + chunk)) for start in range(0, rows, chunk)]
