@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from training.checkpoint import Checkpoint, restore, save
-from training.config import dump
+from training.config import ModelConfig, dump
 from training.errors import TrainingError
 from training.export import Lineage, export, whole_weights
 from training.ledger.facts import AttemptFacts
@@ -24,7 +24,7 @@ from training.ledger.flops import model_shape
 from training.ledger.record import StepRecord
 from training.ledger.writer import Attempt, LedgerWriter, close_attempt, open_attempt
 from training.loop import Progress, Work, train
-from training.model import Policy
+from training.model import Policy, load_model
 from training.parallel.agree import together
 from training.parallel.device import Device
 from training.parallel.mesh import ALONE, World
@@ -110,9 +110,11 @@ def _where(device: Device, world: World) -> str:
 
 def _work(run: Prepared, attempt: int, checkpoint: Checkpoint | None, device: Device, world: World) -> Work:
     """Load, prove and score the base model, then put the checkpoint's state over it."""
-    policy = open_policy(run.config.model, device, world)
+    model, live = run.config.model, run.config.objective.reference == "live"
+    policy = open_policy(model, device, world, run.config.plan.seed)
     for note in policy.notes:
         log.info("%s", note)
+    frozen = frozen_policy(policy, model, device, world) if live and run.config.objective.reads_reference else None
     reference = references(run, policy, device, world)  # of the base model: before a checkpoint takes its place
     optimizer = build_optimizer(policy.module, run.config.optimizer)
     if checkpoint is not None:
@@ -125,6 +127,7 @@ def _work(run: Prepared, attempt: int, checkpoint: Checkpoint | None, device: De
         plan=run.plan,
         datasets=run.datasets,
         policy=policy,
+        frozen=frozen,
         optimizer=optimizer,
         device=device,
         world=world,
@@ -134,10 +137,19 @@ def _work(run: Prepared, attempt: int, checkpoint: Checkpoint | None, device: De
     )
 
 
+def frozen_policy(policy: Policy, model: ModelConfig, device: Device, world: World) -> Policy:
+    """The live reference: the policy without its adapter, else a second model."""
+    if model.lora is not None:
+        return policy.without_adapter()
+    frozen = load_model(model, device, world)
+    frozen.module.requires_grad_(False)
+    return frozen
+
+
 def references(run: Prepared, policy: Policy, device: Device, world: World = ALONE) -> Floats:
-    """Reference log-probs of the plan's pairs, float32[2, pairs]: read, computed where missing, or 0 where none are."""
+    """Reference log-probs of the plan's pairs, float32[2, pairs]: read, computed where missing, 0 where not stored."""
     config = run.config
-    if not config.objective.reads_reference:
+    if not config.objective.reads_reference or config.objective.reference == "live":
         return np.zeros((2, len(run.plan.table)), np.float32)
     model, precision = run.identity["reference"], config.model.dtype
     scores = {}
@@ -213,6 +225,7 @@ def _export(work: Work, run: Prepared, steps: int) -> None:
         tokenizer=tokenizer if tokenizer.is_dir() else base,
         dtype=run.config.save.export_dtype,
         lineage=lineage,
+        lora=run.config.model.lora,
     )
     together(work.world, lambda: write() if work.world.leads else None)
 

@@ -20,7 +20,7 @@ import shutil
 import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from blake3 import blake3
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
@@ -39,6 +39,9 @@ from training.parallel.mesh import ALONE, World
 
 FORMAT = 2
 log = logging.getLogger(__name__)
+
+TRAINED = StateDictOptions(ignore_frozen_params=True)
+"""A checkpoint holds what is trained: an adapter's base model lies where it was loaded from."""
 
 REMEDIES = {
     "tokenizer": "prepare the datasets with the tokenizer the run began with",
@@ -53,6 +56,7 @@ REMEDIES = {
     "schedule": "restore the schedule and warm-up as they were",
     "precision": "restore model.dtype",
     "layout": "restore plan.layout",
+    "adapter": "restore [model.lora] as it was",
 }
 
 
@@ -128,7 +132,7 @@ def save(
     """
     path = folder / f"step_{step}"
     together(world, lambda: _emptied(path) if world.leads else None)
-    weights, moments = get_state_dict(module, optimizer)
+    weights, moments = get_state_dict(module, optimizer, options=TRAINED)
     states = world.gather(_rng_state())
     together(world, lambda: _write(path, weights, moments, world))
     together(world, lambda: _commit(folder, path, step, identity, facts, states, keep) if world.leads else None)
@@ -187,10 +191,16 @@ def restore(
         TrainingError: the files do not hold a tensor that the model or the optimizer has.
     """
     together(world, lambda: _verify(checkpoint, world))
-    weights, moments = get_state_dict(module, optimizer)
+    weights, moments = get_state_dict(module, optimizer, options=TRAINED)
     state: dict[str, Any] = {"model": weights, "optimizer": moments}
     together(world, lambda: _read(checkpoint, state, world))
-    set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    set_state_dict(
+        module,
+        optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=replace(TRAINED, strict=False),  # what is frozen is not there
+    )
     saved = json.loads((checkpoint.folder / "state.json").read_text(encoding="utf-8"))["rng"]
     _set_rng_state(saved[world.rank] if len(saved) == world.size else saved[0])
 

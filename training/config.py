@@ -56,6 +56,18 @@ class PlanConfig(Section):
     """Row lengths that a pack is padded up to, so that shapes repeat; empty pads to the alignment multiple alone."""
 
 
+class LoraConfig(Section):
+    """An adapter that is trained in the model's stead, which stays frozen."""
+
+    rank: Positive = 16
+    alpha: Positive = 32
+    """The adapter's part counts alpha / rank times."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Names of the linear layers that get one; `all-linear` means all but the head."""
+    export: Literal["merged", "adapter"] = "merged"
+    """Whether the export is a whole model, or the adapter alone."""
+
+
 class ModelConfig(Section):
     """The policy that is trained."""
 
@@ -65,6 +77,8 @@ class ModelConfig(Section):
     """Precision of the forward and backward pass; weights and optimizer state stay fp32."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    lora: LoraConfig | None = None
+    """Train an adapter instead of the whole model."""
 
 
 REFERENCE_FREE = frozenset({"simpo", "orpo"})
@@ -86,13 +100,14 @@ class ObjectiveConfig(Section):
     """Weight of the chosen side's negative log-likelihood per token (RPO)."""
     simpo_margin: Annotated[float, Field(ge=0)] = 0.5
     """Margin by which SimPO wants the chosen side ahead."""
-    reference: Literal["stored", "none"] = "stored"
-    """`stored` scores are computed once per dataset and model; `none` counts the reference as 0 everywhere."""
+    reference: Literal["stored", "live", "none"] = "stored"
+    """`stored` scores are computed once per dataset and model; a `live` frozen model scores every pack anew (the model
+    without its adapter where it has one); `none` counts the reference as 0 everywhere."""
 
     @property
     def reads_reference(self) -> bool:
-        """Whether any loss compares with a reference, so that one has to be scored."""
-        return self.reference == "stored" and not REFERENCE_FREE.issuperset(self.losses)
+        """Whether any loss compares with a reference, so that there has to be one."""
+        return self.reference != "none" and not REFERENCE_FREE.issuperset(self.losses)
 
     @model_validator(mode="after")
     def _losses_are_known(self) -> ObjectiveConfig:

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from training.adapter import alone, described, merged
+from training.config import LoraConfig
 from training.model import Policy
 
 TOKENIZER_FILES = (
@@ -52,21 +55,33 @@ def whole_weights(policy: Policy) -> Mapping[str, Any]:
 
 
 def export(
-    weights: Mapping[str, Any], folder: Path, *, source: Path, tokenizer: Path, dtype: str, lineage: Lineage
+    weights: Mapping[str, Any],
+    folder: Path,
+    *,
+    source: Path,
+    tokenizer: Path,
+    dtype: str,
+    lineage: Lineage,
+    lora: LoraConfig | None = None,
 ) -> Path:
     """Write a model; `source` is the folder it was loaded from, `tokenizer` the one its datasets were made with.
 
-    `dtype` is `source`, `bf16` or `fp32`.
+    `dtype` is `source`, `bf16` or `fp32`. An adapter is merged into the model, or written alone as peft's folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
-        kind = TYPES.get(dtype) or config.dtype or torch.float32
-        with torch.device("meta"):
-            skeleton = AutoModelForCausalLM.from_config(config, dtype=kind)
-        cast = {name: tensor.detach().to("cpu", kind) for name, tensor in weights.items()}
-        skeleton.save_pretrained(staging, state_dict=cast)
+        kind: Any = TYPES.get(dtype) or config.dtype or torch.float32
+        if lora is not None and lora.export == "adapter":
+            save_file(_cast(alone(weights), kind), staging / "adapter_model.safetensors", metadata={"format": "pt"})
+            described_config = json.dumps(described(lora, str(source)), indent=2)
+            (staging / "adapter_config.json").write_text(described_config + "\n", encoding="utf-8")
+        else:
+            with torch.device("meta"):
+                skeleton = AutoModelForCausalLM.from_config(config, dtype=kind)
+            whole = weights if lora is None else merged(weights, lora)
+            skeleton.save_pretrained(staging, state_dict=_cast(whole, kind))
         for name in TOKENIZER_FILES:
             for place in (tokenizer, source):
                 if (place / name).is_file() and not (staging / name).exists():
@@ -78,6 +93,10 @@ def export(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return folder
+
+
+def _cast(weights: Mapping[str, Any], kind: torch.dtype) -> dict[str, Any]:
+    return {name: tensor.detach().to("cpu", kind).contiguous() for name, tensor in weights.items()}
 
 
 def card(lineage: Lineage) -> str:

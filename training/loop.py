@@ -49,7 +49,10 @@ Progress = Callable[[StepRecord, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Work:
-    """All that the steps of an attempt read; `reference` is float32[2, pairs of the plan's table]."""
+    """All that the steps of an attempt read.
+
+    `reference` is float32[2, pairs of the plan's table]; where a `frozen` policy scores every pack, it is not read.
+    """
 
     config: RunConfig
     run_id: str
@@ -57,6 +60,7 @@ class Work:
     plan: StepPlan
     datasets: Mapping[str, Dataset]
     policy: Policy
+    frozen: Policy | None
     optimizer: torch.optim.Optimizer
     device: Device
     world: World
@@ -178,6 +182,7 @@ def _stepped(work: Work, loaded: Loaded) -> Outcome:
             work.policy,
             work.optimizer,
             loaded.microbatches,
+            frozen=work.frozen,
             pairs=len(work.plan.pairs_of(loaded.step)),
             rate=learning_rate(loaded.step, work.total, work.config.optimizer),
             config=work.config,
@@ -209,12 +214,12 @@ def load(work: Work, step: int) -> Loaded:
             digest = zlib.crc32(np.array([*pair.prompt_ids, *pair.chosen_ids, *pair.rejected_ids]).tobytes(), digest)
         pack, batch = batch_of(pairs, layout=plan.layout, device=work.device.torch, length=length, world=world)
         tokens = np.array(batch.rows_by_side, np.float32).reshape(-1, 2).T
-        reference = work.reference[:, list(members)]
+        scores = torch.from_numpy(work.reference[:, list(members)])
         packs.append(pack)
         microbatches.append(
             Microbatch(
                 batch=batch,
-                reference=torch.from_numpy(reference).to(work.device.torch, non_blocking=True),
+                reference=None if work.frozen else scores.to(work.device.torch, non_blocking=True),
                 tokens=torch.from_numpy(tokens.copy()).to(work.device.torch, non_blocking=True),
             )
         )
@@ -325,8 +330,8 @@ def _pair_rows(work: Work, step: int, indices: Sequence[int], outcome: Outcome) 
             occurrence=seen[i],
             policy_chosen_logp=float(outcome.policy_chosen[k]),
             policy_rejected_logp=float(outcome.policy_rejected[k]),
-            reference_chosen_logp=float(work.reference[0, i]) if compared else None,
-            reference_rejected_logp=float(work.reference[1, i]) if compared else None,
+            reference_chosen_logp=float(outcome.reference_chosen[k]) if compared else None,
+            reference_rejected_logp=float(outcome.reference_rejected[k]) if compared else None,
             loss=float(outcome.losses[k]),
         )
         for k, i in enumerate(indices)

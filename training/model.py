@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from training import adapter
 from training.attention import NAME, Packed, register
 from training.config import ModelConfig
 from training.errors import ModelError
@@ -49,10 +51,17 @@ class Policy:
     module: PreTrainedModel
     notes: tuple[str, ...] = ()
     root: Gathered | None = None
+    bare: bool = False
+    """Whether the adapter is left out, so that it is the frozen model that computes."""
+
+    def without_adapter(self) -> Policy:
+        """The frozen model under the adapter."""
+        return replace(self, bare=True)
 
     def compute(self, function: Callable[[], T]) -> T:
         """Run a forward pass; every parameter is whole when the function reads it."""
-        return function() if self.root is None else self.root.run(function)
+        with adapter.off(self.module) if self.bare else nullcontext():
+            return function() if self.root is None else self.root.run(function)
 
     @property
     def head(self) -> Head:
@@ -73,8 +82,10 @@ class Policy:
         return base(input_ids=ids, position_ids=position, use_cache=False, packed=packed).last_hidden_state[0]
 
 
-def load_model(config: ModelConfig, device: Device, world: World = ALONE) -> Policy:
+def load_model(config: ModelConfig, device: Device, world: World = ALONE, seed: int = 0) -> Policy:
     """Load a policy, sharded where there are several ranks; `training.scores.open_policy` also tries it.
+
+    `seed` is what an adapter starts from.
 
     Raises:
         ModelError: no such model, weights that are missing or left over, or layers that cannot be served, by class.
@@ -96,6 +107,8 @@ def load_model(config: ModelConfig, device: Device, world: World = ALONE) -> Pol
             raise ModelError(f"{config.path}: weights do not fit the configuration: {kind} {sorted(report[kind])[:5]}")
     if config.checkpointing:
         module.activation_checkpointing_enable({"use_reentrant": False})
+    if config.lora is not None:
+        adapter.inject(module, config.lora, seed)
     module = module.to(device.torch).train()
     root = None if world.parameters is None else shard(module, world.parameters)
     return Policy(module=module, notes=notes, root=root)

@@ -156,13 +156,13 @@ def _rows(policy: Policy, batch: Batch) -> Tensor:
     return join(scored, team, dealt.counts)[dealt.order]
 
 
-def open_policy(config: ModelConfig, device: Device, world: World = ALONE) -> Policy:
+def open_policy(config: ModelConfig, device: Device, world: World = ALONE, seed: int = 0) -> Policy:
     """Load a policy and try it on two tiny pairs in one shared pack.
 
     Raises:
         ModelError: as `load_model`, or the log-probabilities are not those of the model's own forward pass.
     """
-    policy = load_model(config, device, world)
+    policy = load_model(config, device, world, seed)
     prove(policy, device, config.dtype, world)
     return policy
 

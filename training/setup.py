@@ -97,7 +97,7 @@ def check_degrees(config: RunConfig) -> PreTrainedConfig:
         fitting = [n for n in range(1, text.num_attention_heads + 1) if text.num_attention_heads % n == 0]
         raise ConfigError(
             f"devices.ulysses = {ulysses} cannot share the {text.num_attention_heads} attention heads of "
-            f"{config.model.path} evenly; set it to one of {', '.join(map(str, fitting))}; more ranks can share a row by cp"
+            f"{config.model.path} evenly; set it to one of {', '.join(map(str, fitting))}; cp takes more"
         )
     return text
 
@@ -105,6 +105,7 @@ def check_degrees(config: RunConfig) -> PreTrainedConfig:
 def identity_of(config: RunConfig, plan: StepPlan, inputs: Mapping[str, str], model: str) -> dict[str, str]:
     """What a run is, by field: everything that decides its weights but the number of epochs."""
     optimizer = config.optimizer.model_dump(exclude={"schedule", "warmup_steps"})
+    lora = config.model.lora
     schedule = config.optimizer.model_dump(include={"schedule", "warmup_steps"})
     return {
         **{name: inputs[name] for name in ("tokenizer", "template", "recipe")},
@@ -114,6 +115,7 @@ def identity_of(config: RunConfig, plan: StepPlan, inputs: Mapping[str, str], mo
         "reference": model if config.objective.reads_reference else "none",
         "precision": config.model.dtype,
         "layout": config.plan.layout,
+        "adapter": canonical_json(lora.model_dump(exclude={"export"})).decode() if lora else "none",
         "objective": canonical_json(config.objective.model_dump()).decode(),
         "optimizer": canonical_json(optimizer).decode(),
         "schedule": canonical_json(schedule).decode(),

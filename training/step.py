@@ -29,13 +29,27 @@ from training.scores import Batch, side_logps
 
 Numbers = npt.NDArray[np.float64]
 
+COLUMNS = (
+    "losses",
+    "policy_chosen",
+    "policy_rejected",
+    "reference_chosen",
+    "reference_rejected",
+    "chosen_rewards",
+    "rejected_rewards",
+)
+"""What a step tells of each pair."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Microbatch:
-    """One pack of this rank: its batch and float32[2, n] on the device, reference log-probs and supervised tokens."""
+    """One pack of this rank: its batch and float32[2, n] on the device, reference log-probs and supervised tokens.
+
+    Without reference log-probs, a frozen policy gives them.
+    """
 
     batch: Batch
-    reference: Tensor
+    reference: Tensor | None
     tokens: Tensor
 
 
@@ -52,6 +66,8 @@ class Outcome:
     losses: Numbers
     policy_chosen: Numbers
     policy_rejected: Numbers
+    reference_chosen: Numbers
+    reference_rejected: Numbers
     chosen_rewards: Numbers
     rejected_rewards: Numbers
     compute_s: float
@@ -80,8 +96,7 @@ class Outcome:
 
 def joined(parts: Sequence[Outcome]) -> Outcome:
     """The outcome of a whole step from those of the data-parallel ranks, in order; times are the first one's."""
-    columns = ("losses", "policy_chosen", "policy_rejected", "chosen_rewards", "rejected_rewards")
-    return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in columns})
+    return replace(parts[0], **{name: np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS})
 
 
 def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:
@@ -101,10 +116,11 @@ def learning_rate(step: int, total: int, config: OptimizerConfig) -> float:
 
 
 def parameter_groups(module: torch.nn.Module) -> dict[str, list[str]]:
-    """Names of the parameters that decay (matrices) and of those that do not (biases and norms)."""
+    """Names of the trained parameters that decay (matrices) and of those that do not (biases and norms)."""
     groups: dict[str, list[str]] = {"decay": [], "no_decay": []}
     for name, parameter in module.named_parameters():
-        groups["decay" if parameter.ndim >= 2 else "no_decay"].append(name)
+        if parameter.requires_grad:
+            groups["decay" if parameter.ndim >= 2 else "no_decay"].append(name)
     return groups
 
 
@@ -124,6 +140,7 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     microbatches: Sequence[Microbatch],
     *,
+    frozen: Policy | None = None,
     pairs: int,
     rate: float,
     config: RunConfig,
@@ -143,7 +160,7 @@ def train_step(
     for number, micro in enumerate(microbatches, 1):
         if policy.root is not None:
             policy.root.replicate_gradients(number == len(microbatches))
-        parts.append(_forward_backward(policy, micro, pairs, config, device))
+        parts.append(_forward_backward(policy, frozen, micro, pairs, config, device))
     gradients = [p.grad for p in policy.module.parameters() if p.grad is not None]
     norm = total_norm(gradients, world)
     host = torch.cat([norm.reshape(1).float(), *(part.flatten() for part in parts)]).cpu().double().numpy()
@@ -164,16 +181,11 @@ def train_step(
             group["lr"] = rate
         optimizer.step()
     optimizer.zero_grad()
-    losses, policy_chosen, policy_rejected, chosen_rewards, rejected_rewards = columns
     return Outcome(
         grad_norm=float(host[0]),
         learning_rate=rate,
         skipped=skipped,
-        losses=losses,
-        policy_chosen=policy_chosen,
-        policy_rejected=policy_rejected,
-        chosen_rewards=chosen_rewards,
-        rejected_rewards=rejected_rewards,
+        **dict(zip(COLUMNS, columns, strict=True)),
         compute_s=computed - started,
         optimizer_s=time.perf_counter() - computed,
     )
@@ -191,18 +203,34 @@ def pair_logps(logps: Tensor, reference: Tensor, tokens: Tensor) -> PairLogps:
     )
 
 
-def _forward_backward(policy: Policy, micro: Microbatch, pairs: int, config: RunConfig, device: Device) -> Tensor:
-    """Add a pack's gradient of sum / N; gives float32[5, n]: loss, policy's log-probs, rewards."""
+def _forward_backward(
+    policy: Policy, frozen: Policy | None, micro: Microbatch, pairs: int, config: RunConfig, device: Device
+) -> Tensor:
+    """Add a pack's gradient of sum / N; gives float32[7, n], a row for each of `COLUMNS`."""
+    reference = micro.reference
     with device.autocast(config.model.dtype):
+        if reference is None:
+            assert frozen is not None, "no reference log-probs and no frozen policy"
+            with torch.no_grad():
+                reference = side_logps(frozen, micro.batch).reshape(-1, 2).t()
         logps = side_logps(policy, micro.batch)
-    found = pair_logps(logps, micro.reference, micro.tokens)
+    found = pair_logps(logps, reference, micro.tokens)
     judged = judge(found, config.objective)
     (judged.loss.sum() / pairs).backward()
-    columns = (judged.loss, found.policy_chosen, found.policy_rejected, judged.chosen_reward, judged.rejected_reward)
+    columns = (
+        judged.loss,
+        found.policy_chosen,
+        found.policy_rejected,
+        found.reference_chosen,
+        found.reference_rejected,
+        judged.chosen_reward,
+        judged.rejected_reward,
+    )
     return torch.stack(columns).detach()
 
 
 def _by_column(flat: Numbers, widths: Sequence[int]) -> Numbers:
-    """Packs' numbers, each `[5, n]` flattened, one after the other -> `[5, N]`."""
-    ends = np.cumsum([5 * n for n in widths])[:-1]
-    return np.concatenate([part.reshape(5, -1) for part in np.split(flat, ends)], axis=1)
+    """Packs' numbers, each `[columns, n]` flattened, one after the other -> `[columns, N]`."""
+    rows = len(COLUMNS)
+    ends = np.cumsum([rows * n for n in widths])[:-1]
+    return np.concatenate([part.reshape(rows, -1) for part in np.split(flat, ends)], axis=1)

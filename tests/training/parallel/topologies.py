@@ -18,9 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.training.memory import MemoryDataset, larger_number, pair, run_config, write_model
+from training.attempt import frozen_policy
 from training.config import Topology
 from training.data.plan import make_plan
 from training.ledger.flops import model_shape
@@ -39,6 +40,19 @@ DEGREES = {
     8: [(1, 2, 2, 2)],
 }
 """(dp_replicate, dp_shard, cp, ulysses) by number of ranks."""
+Sections = dict[str, dict[str, Any]]
+ADAPTER = {"rank": 4, "alpha": 8}
+VARIANTS: dict[str, tuple[str, Sections]] = {
+    "live reference": ("plain", {"objective": {"reference": "live"}}),
+    "adapter, its base the reference": (
+        "windowed",
+        {"model": {"lora": ADAPTER}, "objective": {"reference": "live", "losses": {"sigmoid": 1.0, "ipo": 0.1}}},
+    ),
+    "recomputed activations": ("windowed", {"model": {"checkpointing": True}}),
+    "mixture of experts": ("mixture", {}),
+    "bf16": ("plain", {"model": {"dtype": "bf16"}}),
+}
+"""A model and changed settings by name; each on every topology of two ranks."""
 
 
 def dataset() -> MemoryDataset:
@@ -67,13 +81,36 @@ def write_windowed(folder: Path) -> Path:
     return folder
 
 
+def write_mixture(folder: Path) -> Path:
+    """Four experts a layer, two of them for each token."""
+    torch.manual_seed(2)
+    config = Qwen3MoeConfig(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+        initializer_range=0.1,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 class Watched(torch.optim.AdamW):
-    """AdamW that keeps the whole gradients of its first step."""
+    """AdamW that keeps the whole gradients of its second step: in the first, half of an adapter has none."""
 
     gradients: list[torch.Tensor] | None = None
+    steps = 0
 
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self.gradients is None:
+        self.steps += 1
+        if self.steps == 2:
             parameters = [p for group in self.param_groups for p in group["params"]]
             self.gradients = [whole(p.grad).clone() for p in parameters]
         super().step()
@@ -106,8 +143,8 @@ def documented(topology: Topology, layers: int, packs: int, steps: int) -> dict[
     return {name: count for name, count in made.items() if count}
 
 
-def trained(model: Path, world: World, folder: Path, **sections: dict[str, Any]) -> dict[str, Any]:
-    """Two epochs on a topology: records, gradients of the first step and weights after the last."""
+def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict[str, Any]:
+    """Two epochs on a topology: records, gradients of the second step and weights after the last."""
     degrees = world.topology.model_dump()
     config = run_config(
         model,
@@ -117,7 +154,9 @@ def trained(model: Path, world: World, folder: Path, **sections: dict[str, Any])
     )
     data = dataset()
     plan = make_plan([data], config.data, config.plan)
-    policy = open_policy(config.model, CPU, world)
+    policy = open_policy(config.model, CPU, world, config.plan.seed)
+    live = config.objective.reference == "live"
+    frozen = frozen_policy(policy, config.model, CPU, world) if live else None
     built = build_optimizer(policy.module, config.optimizer)
     optimizer = Watched(built.param_groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
     rng = np.random.default_rng(5)
@@ -128,6 +167,7 @@ def trained(model: Path, world: World, folder: Path, **sections: dict[str, Any])
         plan=plan,
         datasets={data.fingerprint: data},  # pyright: ignore[reportArgumentType]
         policy=policy,
+        frozen=frozen,
         optimizer=optimizer,
         device=CPU,
         world=world,
@@ -147,7 +187,7 @@ def trained(model: Path, world: World, folder: Path, **sections: dict[str, Any])
         "layers": policy.module.config.num_hidden_layers,
         "records": read_ledger(lines)[0] if writer else [],
         "gradients": optimizer.gradients,
-        "weights": [whole(p.detach()) for p in policy.module.parameters()],
+        "weights": [whole(p.detach()) for p in policy.module.parameters() if p.requires_grad],
     }
 
 
@@ -196,15 +236,17 @@ def main(ranks: int, out: Path, folder: Path) -> None:
     if rank == 0:
         write_model(folder / "plain")
         write_windowed(folder / "windowed")
+        write_mixture(folder / "mixture")
     dist.barrier()
     found: dict[str, Any] = {}
-    for name in ("plain", "windowed"):
+    variants = VARIANTS if ranks == 2 else {}
+    for name, (model, sections) in {"plain": ("plain", {}), "windowed": ("windowed", {}), **variants}.items():
         with tempfile.TemporaryDirectory() as lines:
-            one = trained(folder / name, ALONE, Path(lines)) if rank == 0 else {}
+            one = trained(folder / model, ALONE, Path(lines), sections) if rank == 0 else {}
             for degrees in DEGREES[ranks]:
                 topology = Topology(**dict(zip(Topology.model_fields, degrees, strict=True)))
                 with world_of(topology, CPU) as world:
-                    many = trained(folder / name, world, Path(lines))
+                    many = trained(folder / model, world, Path(lines), sections)
                 if rank == 0:
                     found[f"{name} {degrees}"] = compared(topology, one, many)
     if rank == 0:
