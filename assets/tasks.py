@@ -13,11 +13,11 @@ from typing import Any
 from dagster_pipes import open_dagster_pipes
 
 from training.attempt import references
-from training.config import RunConfig
+from training.config import ModelConfig, RunConfig
 from training.data.fingerprint import model_fingerprint
 from training.data.shards import open_dataset
 from training.errors import PairLedgerError
-from training.evaluate import judge_model
+from training.evaluate import held_out_logps, judge_held_out
 from training.parallel.device import pick
 from training.reference import compute_reference, open_reference, place_of
 from training.scores import open_policy
@@ -55,17 +55,17 @@ def reference(run: RunConfig, store: Path) -> dict[str, Any]:
 def evaluate(run: RunConfig, store: Path, *, model: str) -> dict[str, Any]:
     """Judge an exported model on the pairs that its run's plan held out; `""` stands for all sources."""
     device, planned = pick(run.devices.kind), prepare(run, store)
-    judged = judge_model(
-        Path(model),
+    logps = held_out_logps(
+        open_policy(ModelConfig(path=model), device),
         planned.plan,
         planned.datasets,
-        references(planned, open_policy(run.model, device), device),
-        beta=run.objective.beta,
         layout=run.plan.layout,
         precision=run.model.dtype,
         device=device,
         room=planned.pack_tokens,
     )
+    reference = references(planned, open_policy(run.model, device), device)
+    judged = judge_held_out(logps, planned.plan, reference, run.objective)
     return {"judged": {source: asdict(found) for source, found in judged.items()}}
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from training.checkpoint import Checkpoint, restore, save
 from training.config import ModelConfig, dump
 from training.errors import TrainingError
+from training.evaluate import held_out_logps
 from training.export import Lineage, export, whole_weights
 from training.ledger.facts import AttemptFacts
 from training.ledger.flops import model_shape
@@ -115,7 +116,8 @@ def _work(run: Prepared, attempt: int, checkpoint: Checkpoint | None, device: De
     for note in policy.notes:
         log.info("%s", note)
     frozen = frozen_policy(policy, model, device, world) if live and run.config.objective.reads_reference else None
-    reference = references(run, policy, device, world)  # of the base model: before a checkpoint takes its place
+    # of the base model: before a checkpoint takes its place
+    reference = references(run, policy, device, world) if frozen is None else _judged_by(frozen, run, device, world)
     optimizer = build_optimizer(policy.module, run.config.optimizer)
     if checkpoint is not None:
         restore(checkpoint, policy.module, optimizer, world)
@@ -146,10 +148,27 @@ def frozen_policy(policy: Policy, model: ModelConfig, device: Device, world: Wor
     return frozen
 
 
+def _judged_by(frozen: Policy, run: Prepared, device: Device, world: World) -> Floats:
+    """What a live reference says of held-out pairs, float32[2, pairs of the table], 0 for the others."""
+    reference = np.zeros((2, len(run.plan.table)), np.float32)
+    if run.config.save.validate_steps:
+        reference[:, run.plan.held_out] = held_out_logps(
+            frozen,
+            run.plan,
+            run.datasets,
+            layout=run.config.plan.layout,
+            precision=run.config.model.dtype,
+            device=device,
+            room=run.pack_tokens,
+            world=world,
+        ).T
+    return reference
+
+
 def references(run: Prepared, policy: Policy, device: Device, world: World = ALONE) -> Floats:
-    """Reference log-probs of the plan's pairs, float32[2, pairs]: read, computed where missing, 0 where not stored."""
+    """Reference log-probs of the plan's pairs, float32[2, pairs]: read, computed where missing, 0 where none are."""
     config = run.config
-    if not config.objective.reads_reference or config.objective.reference == "live":
+    if not config.objective.reads_reference:
         return np.zeros((2, len(run.plan.table)), np.float32)
     model, precision = run.identity["reference"], config.model.dtype
     scores = {}

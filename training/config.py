@@ -207,6 +207,8 @@ class SaveConfig(Section):
     """How many of the newest checkpoints stay."""
     grace_seconds: Positive = 15
     """How long the processes of a run that is told to stop have for their step and its checkpoint, before SIGKILL."""
+    validate_steps: Positive | None = None
+    """Judge the held-out pairs every so many steps, and after the last one."""
     export_dtype: Literal["source", "bf16", "fp32"] = "source"
 
 
@@ -222,7 +224,12 @@ class RunConfig(Section):
     save: SaveConfig = SaveConfig()
 
     @model_validator(mode="after")
-    def _pack_is_a_multiple(self) -> RunConfig:
+    def _sections_fit(self) -> RunConfig:
+        if self.save.validate_steps and not self.data.held_out_share:
+            raise ValueError(
+                f"save.validate_steps = {self.save.validate_steps}, but data.held_out_share is 0, so that there is no "
+                "pair to judge; set it above 0, or leave validate_steps out"
+            )
         multiple, room = self.devices.topology.multiple, self.plan.pack_tokens
         if room is not None and room % multiple:
             raise ValueError(

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training.config import ModelConfig
+from training.config import ObjectiveConfig
 from training.errors import InputError, ModelError
 from training.geometry import Layout
+from training.loss import judge
+from training.model import Policy
 from training.parallel.device import Device
+from training.parallel.mesh import ALONE, World
 from training.reference import Floats, score_pairs
-from training.scores import open_policy
+from training.step import Numbers, pair_logps
 
 if TYPE_CHECKING:
     from training.data.plan import StepPlan
@@ -32,13 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Sums over pairs, so that judgements of parts add up: strict wins, ties, rewards."""
+    """Sums over pairs, so that judgements of parts add up: strict wins, ties, rewards, the objective's losses."""
 
     pairs: int
     wins: int
     ties: int
     chosen_reward_sum: float
     rejected_reward_sum: float
+    loss_sum: float
 
     @property
     def accuracy(self) -> float:
@@ -51,19 +54,18 @@ class Judgement:
         return (self.chosen_reward_sum - self.rejected_reward_sum) / self.pairs
 
 
-def judge_model(
-    model: Path,
+def held_out_logps(
+    policy: Policy,
     plan: StepPlan,
     datasets: Mapping[str, Dataset],
-    reference: Floats,
     *,
-    beta: float,
     layout: Layout,
     precision: str,
     device: Device,
     room: int,
-) -> dict[str, Judgement]:
-    """Judge a plan's held-out pairs by source, with all of them as `""`; `reference` is float32[2, pairs of the table].
+    world: World = ALONE,
+) -> Floats:
+    """Log-probabilities of a plan's held-out pairs, float32[n, 2] (chosen, rejected); each once on any topology.
 
     Raises:
         InputError: the plan holds nothing out.
@@ -76,30 +78,36 @@ def judge_model(
         i = held[place]
         return datasets[table.datasets[table.dataset[i]]].take(int(table.shard[i]), int(table.row[i]))
 
-    logps = score_pairs(
-        open_policy(ModelConfig(path=str(model)), device),
-        take,
-        table.tokens(layout)[held].tolist(),
-        room=room,
-        layout=layout,
-        precision=precision,
-        device=device,
-    )
-    rewards = beta * (logps.astype(np.float64) - reference[:, held].T)
+    tokens = table.tokens(layout)[held].tolist()
+    return score_pairs(policy, take, tokens, room=room, layout=layout, precision=precision, device=device, world=world)
+
+
+def judge_held_out(
+    logps: Floats, plan: StepPlan, reference: Floats, objective: ObjectiveConfig
+) -> dict[str, Judgement]:
+    """Judge held-out pairs by source, with all of them as `""`.
+
+    `logps` is as `held_out_logps` gives them, `reference` float32[2, pairs of the plan's table].
+    """
+    held, table = plan.held_out, plan.table
+    counts = np.stack([table.chosen_loss[held], table.rejected_loss[held]]).astype(np.float32)
+    policy, before, tokens = (torch.from_numpy(x) for x in (logps.T.copy(), reference[:, held], counts))
+    found = judge(pair_logps(policy.t().reshape(-1), before, tokens), objective)
+    columns = torch.stack([found.chosen_reward, found.rejected_reward, found.loss]).double().numpy()
     sources = table.source[held]
-    by_source = {table.sources[code]: judgement(rewards[sources == code]) for code in np.unique(sources)}
-    return {"": judgement(rewards), **by_source}
+    by_source = {table.sources[code]: judgement(*columns[:, sources == code]) for code in np.unique(sources)}
+    return {"": judgement(*columns), **by_source}
 
 
-def judgement(rewards: npt.NDArray[np.float64]) -> Judgement:
-    """Judge pairs by their rewards, float64[n, 2] (chosen, rejected)."""
-    chosen, rejected = rewards[:, 0], rewards[:, 1]
+def judgement(chosen: Numbers, rejected: Numbers, loss: Numbers) -> Judgement:
+    """Judge pairs by their rewards and losses, float64[n] each."""
     return Judgement(
-        pairs=len(rewards),
+        pairs=len(loss),
         wins=int((chosen > rejected).sum()),
         ties=int((chosen == rejected).sum()),
         chosen_reward_sum=float(chosen.sum()),
         rejected_reward_sum=float(rejected.sum()),
+        loss_sum=float(loss.sum()),
     )
 
 

@@ -8,14 +8,15 @@ all steps up to s are on disk before checkpoint s is. Counters come from the pac
 from __future__ import annotations
 
 import logging
+import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,10 +25,12 @@ from training.config import RunConfig
 from training.data.packing import pack_step
 from training.data.plan import StepPlan
 from training.errors import PairLedgerError, TrainingError
+from training.evaluate import held_out_logps, judge_held_out
 from training.geometry import Pack
 from training.ledger.flops import ModelShape
 from training.ledger.meter import Joined, Reading, SourceCounts, Unknown, join, measure
 from training.ledger.record import PairRow, SourceRow, StepRecord
+from training.ledger.validation import ValidationRow, append_validation
 from training.ledger.writer import LedgerWriter
 from training.model import Policy
 from training.parallel.agree import attempted, raise_first
@@ -153,6 +156,8 @@ def train(
                 _log(record, total)
                 if progress:
                     progress(record, total)
+            if (often := work.config.save.validate_steps) and (step == total or step % often == 0):
+                _validate(work, step, writer)
             stopping, save_s, loaded = any(report.stop for report in reports), 0.0, following
             if step == total or stopping or (every and step % every == 0):
                 began = time.perf_counter()
@@ -191,6 +196,35 @@ def _stepped(work: Work, loaded: Loaded) -> Outcome:
         )
     except TrainingError as error:
         raise TrainingError(f"step {loaded.step}: {error}") from None
+
+
+def _validate(work: Work, step: int, writer: LedgerWriter | None) -> None:
+    """Judge the held-out pairs, on all ranks; the rank that leads writes them down by source."""
+    logps = held_out_logps(
+        work.policy,
+        work.plan,
+        work.datasets,
+        layout=work.config.plan.layout,
+        precision=work.config.model.dtype,
+        device=work.device,
+        room=work.pack_tokens,
+        world=work.world,
+    )
+    if not writer:
+        return
+    judged = judge_held_out(logps, work.plan, work.reference, work.config.objective)
+    everything = judged.pop("")
+    log.info(
+        "step %d held out: loss %.4f  accuracy %.4f  margin %.4f",
+        *(step, everything.loss_sum / everything.pairs, everything.accuracy, everything.margin),
+    )
+    rows = [ValidationRow(step=step, source=name, **_known(asdict(found))) for name, found in judged.items()]
+    append_validation(writer.path.parent, rows)
+
+
+def _known(sums: dict[str, Any]) -> dict[str, Any]:
+    """Sums that are not finite are unknown."""
+    return {name: value if math.isfinite(value) else None for name, value in sums.items()}
 
 
 def load(work: Work, step: int) -> Loaded:

@@ -62,6 +62,11 @@ def prepare(config: RunConfig, store: Path, partition: str | None = None) -> Pre
     datasets = {dataset.fingerprint: dataset for dataset in map(open_dataset, map(Path, config.data.datasets))}
     plan = make_plan(list(datasets.values()), config.data, config.plan)
     model = model_fingerprint(Path(config.model.path))
+    if config.save.validate_steps and not len(plan.held_out):
+        raise ConfigError(
+            f"save.validate_steps = {config.save.validate_steps}, but data.held_out_share = "
+            f"{config.data.held_out_share} holds none of {len(plan.table)} pairs out; raise it, or leave validate_steps out"
+        )
     vocabulary = check_degrees(config).vocab_size
     for dataset in datasets.values():
         if (needed := dataset.manifest.vocab_size) > vocabulary:

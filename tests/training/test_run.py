@@ -22,14 +22,17 @@ from transformers import AutoModelForCausalLM
 from tests.training.memory import MemoryDataset, larger_number, run_config, write_model
 from training import setup
 from training.attempt import owned
-from training.config import RunConfig, dump
+from training.config import ModelConfig, RunConfig, dump
 from training.errors import ConfigError, DeviceError, IdentityError, ModelError, TrainingError
+from training.evaluate import held_out_logps
 from training.geometry import Counters
 from training.ledger.facts import AttemptFacts, RunFacts, read_facts
 from training.ledger.record import StepRecord
+from training.ledger.validation import read_validation
 from training.ledger.writer import read_ledger
 from training.parallel import device
 from training.run import RunResult, main, run_training
+from training.scores import open_policy
 
 DATASET = MemoryDataset(tuple(larger_number(30)))
 ROOT = Path(__file__).parents[2]
@@ -256,6 +259,32 @@ def test_other_ways_to_train_learn_too(model: Path, tmp_path: Path, sections: di
 def test_recomputed_activations_change_no_number(unbroken: RunResult, model: Path, tmp_path: Path) -> None:
     result = run_training(run_config(model, model={"checkpointing": True}), tmp_path)
     assert [numbers(record) for record in records(result)] == [numbers(record) for record in records(unbroken)]
+
+
+def test_held_out_pairs_are_judged_while_it_trains(model: Path, tmp_path: Path) -> None:
+    """The judgements are those that scoring the export gives, every held-out pair once, and they train nothing."""
+    held = {"data": {"held_out_share": 0.3}, "save": {"steps": 3, "validate_steps": 2}}
+    silent = run_training(run_config(model, data=held["data"]), tmp_path / "silent")
+    judged = run_training(run_config(model, **held), tmp_path / "judged")
+    assert [numbers(a) for a in records(judged)] == [numbers(a) for a in records(silent)]
+    rows = read_validation(judged.run_dir / "attempts" / "0001" / "validation.jsonl")
+    run = setup.prepare(run_config(model, **held), tmp_path)
+    assert judged.export and 5 < len(run.plan.held_out) < 15
+    assert [(row.step, row.source) for row in rows] == [(s, n) for s in (2, 4, 6) for n in ("even", "odd")]
+    cpu = device.pick("cpu")
+    settings = {"layout": "shared", "precision": "fp32", "device": cpu, "room": 64}
+    after, before = (
+        held_out_logps(open_policy(ModelConfig(path=str(path)), cpu), run.plan, run.datasets, **settings)
+        for path in (judged.export, model)
+    )
+    h = (after - before)[:, 0] - (after - before)[:, 1]
+    last = [row for row in rows if row.step == 6]
+    assert sum(row.pairs for row in last) == len(h)
+    assert sum(row.loss_sum or 0.0 for row in last) == pytest.approx(np.log1p(np.exp(-0.1 * h)).sum(), rel=1e-4)
+    assert sum(row.wins for row in last) == (h > 0).sum() > 0
+    refused = run_config(model, data={"held_out_share": 0.001}, save={"validate_steps": 2})
+    with pytest.raises(ConfigError, match=r"validate_steps = 2, .* holds none of 30 pairs out"):
+        run_training(refused, tmp_path / "none")
 
 
 def test_what_cannot_be_trained_is_refused_before_the_run_folder_is_made(

@@ -22,7 +22,15 @@ from training.errors import LedgerError
 HERE = Path(__file__).parent
 VIEWS = (
     *("current_step", "current_step_source", "current_step_pair", "waste", "step_rates", "source_density"),
-    *("run_summary", "pair_history", "consumption", "unconsumed", "plan_vs_actual", "discrepancy"),
+    *(
+        "run_summary",
+        "pair_history",
+        "consumption",
+        "unconsumed",
+        "plan_vs_actual",
+        "discrepancy",
+        "current_validation",
+    ),
 )
 """In this order, since DuckDB binds a view to the views it reads when it is made."""
 

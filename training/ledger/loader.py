@@ -25,6 +25,7 @@ from training.ledger.database import transaction
 from training.ledger.facts import ATTEMPT, PREDICTED, RUN, AttemptFacts, RunFacts, read_facts
 from training.ledger.record import parse_line
 from training.ledger.rows import attempt_table, predicted_table, run_tables, step_tables
+from training.ledger.validation import VALIDATION, validation_table
 from training.ledger.writer import STEPS, CutLine, complete_lines
 
 LINES = 1024
@@ -123,6 +124,11 @@ class Loader:
             if changed:
                 rows = attempt_table(read_facts(folder / ATTEMPT, AttemptFacts), **key)
                 self._replace([("attempt", rows)], ("attempt",), key)
+        if (folder / VALIDATION).exists():
+            with self._refusing(), self._changed(folder / VALIDATION) as changed:
+                if changed:
+                    rows = validation_table(folder / VALIDATION, **key)
+                    self._replace([("validation", rows)], ("validation",), key)
         if (folder / STEPS).exists():
             with self._refusing():
                 self._ledger(folder / STEPS, key)
