@@ -65,7 +65,7 @@ def prepare(config: RunConfig, store: Path, partition: str | None = None) -> Pre
     if config.save.validate_steps and not len(plan.held_out):
         raise ConfigError(
             f"save.validate_steps = {config.save.validate_steps}, but data.held_out_share = "
-            f"{config.data.held_out_share} holds none of {len(plan.table)} pairs out; raise it, or leave validate_steps out"
+            f"{config.data.held_out_share} holds none of {len(plan.table)} pairs out; raise it, or judge none"
         )
     vocabulary = check_degrees(config).vocab_size
     for dataset in datasets.values():

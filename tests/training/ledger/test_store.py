@@ -459,7 +459,7 @@ def test_a_database_of_a_newer_version_is_left_alone(store: Path) -> None:
     with pytest.raises(LedgerError, match="has migration 9999, this version knows 2"):
         load(store)
     assert rebuild(store).set_aside is not None
-    assert rows(store, "select number, name from migration") == [(1, "0001_tables")]
+    assert rows(store, "select number, name from migration") == [(1, "0001_tables"), (2, "0002_validation")]
 
 
 def test_a_failed_migration_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
