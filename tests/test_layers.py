@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("training", "assets", "pipeline")
 ORDER = (
-    "errors config geometry sharding data ledger parallel attention head adapter model scores loss reference step "
-    "checkpoint export evaluate setup loop attempt run ranks"
+    "errors config geometry sharding data ledger parallel attention head adapter weights model scores loss reference "
+    "step checkpoint export evaluate setup loop attempt run ranks"
 ).split()
 TORCH_FREE = {"errors", "config", "geometry", "sharding", "data", "ledger"}
 SAYS_NOTHING = {"utils", "helpers", "common", "misc"}

@@ -33,15 +33,17 @@ def inject(module: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     unserved = {"lm_head", "embed_tokens", "all"} & set(lora.targets)
     if unserved:
         raise ModelError(f"model.lora.targets names {', '.join(sorted(unserved))}; the head and embeddings stay frozen")
+    try:
+        inject_adapter_in_model(peft_config(lora), module, ADAPTER)
+    except ValueError as error:
+        names = sorted({name.rpartition(".")[2] for name, m in module.named_modules() if isinstance(m, nn.Linear)})
+        raise ModelError(f"model.lora.targets = {list(lora.targets)}: {error}; layers: {', '.join(names)}") from None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            inject_adapter_in_model(peft_config(lora), module, ADAPTER)
-        except ValueError as error:
-            names = sorted({name.rpartition(".")[2] for name, m in module.named_modules() if isinstance(m, nn.Linear)})
-            raise ModelError(
-                f"model.lora.targets = {list(lora.targets)}: {error}; layers: {', '.join(names)}"
-            ) from None
+        for layer in _layers(module):  # again, in this order, also where the model around it is empty yet
+            layer.lora_A.to_empty(device="cpu")
+            layer.lora_B.to_empty(device="cpu")
+            layer.reset_lora_parameters(ADAPTER, True)
 
 
 def peft_config(lora: LoraConfig) -> PeftLoraConfig:
@@ -53,7 +55,7 @@ def peft_config(lora: LoraConfig) -> PeftLoraConfig:
 @contextmanager
 def off(module: nn.Module) -> Generator[None]:
     """The model as it was before it had an adapter: every scale is 0 meanwhile."""
-    layers = [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
+    layers = _layers(module)
     for layer in layers:
         layer.set_scale(ADAPTER, 0)
     try:
@@ -61,6 +63,10 @@ def off(module: nn.Module) -> Generator[None]:
     finally:
         for layer in layers:
             layer.set_scale(ADAPTER, 1)
+
+
+def _layers(module: nn.Module) -> list[LoraLayer]:
+    return [layer for layer in module.modules() if isinstance(layer, LoraLayer)]
 
 
 def merged(weights: Mapping[str, Tensor], lora: LoraConfig) -> dict[str, Tensor]:

@@ -22,16 +22,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
 
 from training import adapter
-from training.attention import NAME, Packed, register
+from training.attention import Packed, register
 from training.config import ModelConfig
 from training.errors import ModelError
 from training.head import Head
 from training.parallel.device import Device
-from training.parallel.fsdp import Gathered, shard
+from training.parallel.fsdp import Gathered
 from training.parallel.mesh import ALONE, World
+from training.weights import sharded_model, whole_model
 
 T = TypeVar("T")
 
@@ -92,26 +92,22 @@ def load_model(config: ModelConfig, device: Device, world: World = ALONE, seed: 
     """
     settings, notes = inspect(config.path)
     register()
-    disable_progress_bar()  # a log has no use for a line that redraws itself
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        config.path,
-        config=settings,
-        dtype=torch.float32,
-        attn_implementation=NAME,
-        local_files_only=True,
-        output_loading_info=True,
-    )
-    module, report = loaded
-    for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if report.get(kind):
-            raise ModelError(f"{config.path}: weights do not fit the configuration: {kind} {sorted(report[kind])[:5]}")
-    if config.checkpointing:
-        module.activation_checkpointing_enable({"use_reentrant": False})
-    if config.lora is not None:
-        adapter.inject(module, config.lora, seed)
-    module = module.to(device.torch).train()
-    root = None if world.parameters is None else shard(module, world.parameters)
-    return Policy(module=module, notes=notes, root=root)
+
+    def change(module: PreTrainedModel) -> None:
+        if config.checkpointing:
+            module.activation_checkpointing_enable({"use_reentrant": False})
+        if config.lora is not None:
+            adapter.inject(module, config.lora, seed)
+
+    root = None
+    if world.parameters is None:
+        module = whole_model(config.path, settings)
+        change(module)
+        placed: Any = module
+        module = placed.to(device.torch)
+    else:
+        module, root = sharded_model(config.path, settings, change, device, world)
+    return Policy(module=module.train(), notes=notes, root=root)
 
 
 def inspect(path: str | Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:

@@ -82,6 +82,11 @@ def test_a_rank_without_pairs_has_an_empty_pack(found: dict[str, Any]) -> None:
         assert [step["counters"][1]["empty_packs"] for step in run["steps"]] == [0, 0, 1, 0, 0, 1]
 
 
+def test_no_rank_loads_a_whole_model_unless_its_files_hold_other_tensors(found: dict[str, Any]) -> None:
+    for topology, run in found.items():
+        assert run["whole"] == (1 if topology.startswith("mixture") else 0), topology
+
+
 def test_a_step_makes_the_collectives_that_are_documented_and_no_other(found: dict[str, Any]) -> None:
     for topology, run in found.items():
         if topology.startswith(("live", "adapter", "recomputed")):

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.training.memory import MemoryDataset, larger_number, pair, run_config, write_model
+from training import weights
 from training.attempt import frozen_policy
 from training.config import Topology
 from training.data.plan import make_plan
@@ -154,7 +155,11 @@ def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict
     )
     data = dataset()
     plan = make_plan([data], config.data, config.plan)
+    loads: list[str] = []
+    real = weights.whole_model
+    weights.whole_model = lambda path, settings: loads.append(path) or real(path, settings)
     policy = open_policy(config.model, CPU, world, config.plan.seed)
+    weights.whole_model = real
     live = config.objective.reference == "live"
     frozen = frozen_policy(policy, config.model, CPU, world) if live else None
     built = build_optimizer(policy.module, config.optimizer)
@@ -184,6 +189,7 @@ def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict
     assert optimizer.gradients is not None
     return {
         "collectives": dict(made.count),
+        "whole": len(loads),
         "layers": policy.module.config.num_hidden_layers,
         "records": read_ledger(lines)[0] if writer else [],
         "gradients": optimizer.gradients,
@@ -222,6 +228,7 @@ def compared(topology: Topology, one: Mapping[str, Any], many: Mapping[str, Any]
     packs = sum(record.counters.packs for record in many["records"]) // topology.dp
     return {
         "collectives": many["collectives"],
+        "whole": many["whole"],
         "documented": documented(topology, many["layers"], packs, len(steps)),
         "steps": steps,
         "gradients": distance(many["gradients"], one["gradients"]),
