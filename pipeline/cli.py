@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
-from pipeline.commands import demo, diff, inspect, ledger, plan, prepare, report, train, ui
+from pipeline.commands import demo, diff, export, inspect, ledger, plan, prepare, report, train, ui
 from training.errors import PairLedgerError
 
-COMMANDS = (prepare, inspect, diff, plan, train, ledger, report, demo, ui)
+COMMANDS = (prepare, inspect, diff, plan, train, export, ledger, report, demo, ui)
 CODES = """each command shows an example: pairledger COMMAND --help
 
 exit codes: 0 done · 1 failed · 2 usage or configuration · 3 input refused · 4 identity mismatch · 5 no such device

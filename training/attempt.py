@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from training.checkpoint import Checkpoint, restore, save
+from training.checkpoint import Saver, restore
 from training.config import ModelConfig, dump
 from training.errors import TrainingError
 from training.evaluate import held_out_logps
@@ -29,6 +30,7 @@ from training.model import Policy, load_model
 from training.parallel.agree import together
 from training.parallel.device import Device
 from training.parallel.mesh import ALONE, World
+from training.receipt import Checkpoint
 from training.reference import Floats, align, compute_reference, open_reference, place_of
 from training.scores import open_policy
 from training.setup import Prepared
@@ -82,15 +84,22 @@ def attempt_run(
                 "%s, attempt %d: steps %d to %d on %s", run.run_id, number, start, run.total, _where(device, world)
             )
             work = _work(run, number, checkpoint, device, world)
+            saver = _saver(work, run)
+            open_files.callback(saver.close)
 
-            def keep(step: int) -> None:
+            def keep(step: int, held_out_loss: float | None) -> None:
                 if writer:
                     writer.flush()
-                _save(work, run, step)
+                saver.begin(step, _facts(work, run, step, held_out_loss))
 
-            step, record = train(work, start=start, writer=writer, save=keep, stop=stop, progress=progress)
+            step, record = train(
+                work, start=start, writer=writer, save=keep, save_fault=saver.fault, stop=stop, progress=progress
+            )
+            saver.drain()
             if step >= run.total:
-                _export(work, run, step)
+                export_run(
+                    work.policy, run, step, run.run_dir / "export", dtype=run.config.save.export_dtype, world=world
+                )
             outcome = "finished" if step >= run.total else "stopped"
             log.info("%s %s at step %d", run.run_id, outcome, step)
             return Done(attempt=number, step=step, record=record)
@@ -194,29 +203,33 @@ def references(run: Prepared, policy: Policy, device: Device, world: World = ALO
     return together(world, lambda: align(run.plan.table, scores))
 
 
-def _save(work: Work, run: Prepared, step: int) -> None:
-    facts = {
-        "run_id": run.run_id,
-        "fingerprint": run.fingerprint,
-        "position": {"plan": run.plan.fingerprint, "epoch": run.plan.epoch_of(step), "step": step},
-        "total_steps": run.total,
-        "topology": run.config.devices.topology.model_dump(),
-        "ledger": {"attempt": work.attempt, "step": step},
-        "parameter_groups": parameter_groups(work.policy.module),
-    }
-    save(
-        run.run_dir / "checkpoints",
-        step=step,
+def _saver(work: Work, run: Prepared) -> Saver:
+    return Saver(
+        folder=run.run_dir / "checkpoints",
         module=work.policy.module,
         optimizer=work.optimizer,
         identity=run.identity,
-        facts=facts,
-        keep=run.config.save.keep,
+        config=run.config.save,
         world=work.world,
     )
 
 
-def _export(work: Work, run: Prepared, steps: int) -> None:
+def _facts(work: Work, run: Prepared, step: int, held_out_loss: float | None) -> dict[str, Any]:
+    """What stands in a step's manifest beside its files."""
+    return {
+        "run_id": run.run_id,
+        "fingerprint": run.fingerprint,
+        "position": {"plan": run.plan.fingerprint, "epoch": run.plan.epoch_of(step), "step": step},
+        "total_steps": run.total,
+        "topology": work.world.topology.model_dump(),
+        "ledger": {"attempt": work.attempt, "step": step},
+        "parameter_groups": parameter_groups(work.policy.module),
+        "held_out_loss": held_out_loss,
+    }
+
+
+def export_run(policy: Policy, run: Prepared, steps: int, folder: Path, *, dtype: str, world: World = ALONE) -> None:
+    """Export a policy as the run left it after so many steps, with the run's lineage."""
     table = run.plan.table
     shown = np.concatenate([run.plan.pairs_of(step) for step in range(1, steps + 1)])
     counted = np.bincount(table.source[shown], minlength=len(table.sources))
@@ -235,18 +248,17 @@ def _export(work: Work, run: Prepared, steps: int) -> None:
     )
     base = Path(run.config.model.path)
     tokenizer = Path(next(iter(run.datasets.values())).manifest.tokenizer_path)
-    weights = whole_weights(work.policy)
     write = partial(
         export,
-        weights,
-        run.run_dir / "export",
+        whole_weights(policy),
+        folder,
         source=base,
         tokenizer=tokenizer if tokenizer.is_dir() else base,
-        dtype=run.config.save.export_dtype,
+        dtype=dtype,
         lineage=lineage,
         lora=run.config.model.lora,
     )
-    together(work.world, lambda: write() if work.world.leads else None)
+    together(world, lambda: write() if world.leads else None)
 
 
 @contextmanager

@@ -1,10 +1,8 @@
 """Checkpoints: distributed-checkpoint files for weights and moments, JSON for the rest, a manifest written last.
 
-    checkpoints/step_8/  dcp/  state.json  manifest.json
-
-A step without its manifest does not exist: a killed save is named, skipped and overwritten. The manifest holds every
-file's digest, so that `dcp/` (whose own index is a pickle) is opened only after it proved to be what was written. It
-also holds the run's identity by field, so that what would resume it can be compared before any weight is read. The
+A save copies this rank's state to the host and returns; a thread writes it while training goes on, over a process group
+of its own, and the rank that leads commits it once every rank has written. What fails on one rank fails on all, when
+they next ask. `dcp/`, whose own index is a pickle, is opened only after every file proved to be what was written. The
 state dicts go through torch's distributed helpers: with the optimizer's own, a fresh optimizer has no moments to fill
 and a load restores none, in silence.
 """
@@ -14,183 +12,166 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import random
 import shutil
 import warnings
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from blake3 import blake3
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 
-from training.data.fingerprint import differing
-from training.errors import IdentityError, TrainingError
-from training.parallel.agree import together
+from training.config import SaveConfig
+from training.errors import PairLedgerError, TrainingError
+from training.parallel.agree import attempted, raise_first, together
+from training.parallel.fsdp import local
 from training.parallel.mesh import ALONE, World
+from training.receipt import Checkpoint, altered, check_space, commit, retain
 
-FORMAT = 2
-log = logging.getLogger(__name__)
+log = logging.getLogger("training")
 
 TRAINED = StateDictOptions(ignore_frozen_params=True)
 """A checkpoint holds what is trained: an adapter's base model lies where it was loaded from."""
 
-REMEDIES = {
-    "tokenizer": "prepare the datasets with the tokenizer the run began with",
-    "template": "prepare the datasets with the chat template the run began with",
-    "recipe": "prepare the datasets with the limits the run began with",
-    "datasets": "name the datasets the run began with",
-    "plan": "restore [data] and [plan] as they were",
-    "model": "name the model the run began from",
-    "reference": "use the reference the run began with",
-    "objective": "restore [objective] as it was",
-    "optimizer": "restore [optimizer] as it was",
-    "schedule": "restore the schedule and warm-up as they were",
-    "precision": "restore model.dtype",
-    "layout": "restore plan.layout",
-    "adapter": "restore [model.lora] as it was",
-}
+# one process saving by itself is meant, not an oversight that needs a warning
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A field of a run's identity that is not what its checkpoint was saved with, and what to do about it."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Saver:
+    """Saves the steps of one attempt, at most one at a time in the background.
 
-    field: str
-    saved: str | None
-    current: str | None
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"{self.field} was {self.saved}, and is {self.current}: {self.remedy}, or start another run"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A complete checkpoint; its manifest is read, its other files are not."""
+    `facts` gives what stands in a step's manifest beside its files: plan position, schedule, topology.
+    """
 
     folder: Path
-    step: int
-    manifest: Mapping[str, Any]
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    identity: Mapping[str, str]
+    config: SaveConfig
+    world: World = ALONE
+    _thread: ThreadPoolExecutor | None = None
+    _writing: Future[None] | None = None
+
+    def begin(self, step: int, facts: Mapping[str, Any]) -> None:
+        """Copy the state and go on; an earlier save is waited for first.
+
+        Raises:
+            TrainingError: a save failed on some rank, this one for want of space or an earlier one, and why.
+        """
+        self.drain()
+        path, world = self.folder / f"step_{step}", self.world
+        weights, moments = get_state_dict(self.module, self.optimizer, options=TRAINED)
+        state = {"model": weights, "optimizer": moments}
+        needed = sum(world.gather(_bytes_of(state)))
+        together(world, lambda: _emptied(path, needed) if world.leads else None)
+        states = world.gather(_rng_state())
+        staged: Any = DefaultStager(StagingOptions(False, False, False, False)).stage(state)
+        finish: Callable[[], None] | None = None
+        if world.leads:
+            finish = partial(self._commit, path, step, facts, states)
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._writing = self._thread.submit(_write, path, staged, world, finish)
+
+    def fault(self) -> PairLedgerError | None:
+        """What a background save that has ended met; asks without waiting, and tells it once."""
+        if self._writing is None or not self._writing.done():
+            return None
+        return self._ended()
+
+    def drain(self) -> None:
+        """Wait for the save in the background.
+
+        Raises:
+            TrainingError: it failed on some rank; the step does not exist.
+        """
+        if self.world.size == 1:
+            raise_first([self._ended()])
+        else:
+            raise_first(self.world.gather(self._ended()))
+
+    def close(self) -> None:
+        """Wait for the thread, whatever came of its work."""
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def _ended(self) -> PairLedgerError | None:
+        writing, self._writing = self._writing, None
+        return None if writing is None else attempted(writing.result)[1]
+
+    def _commit(self, path: Path, step: int, facts: Mapping[str, Any], states: Sequence[Mapping[str, Any]]) -> None:
+        (path / "state.json").write_text(json.dumps({"rng": list(states)}) + "\n", encoding="utf-8")
+        commit(path, step=step, identity=self.identity, facts=facts)
+        retain(self.folder, keep=self.config.keep, every=self.config.every)
 
 
-def compare(manifest: Mapping[str, Any], identity: Mapping[str, str]) -> list[Difference]:
-    """How a run's identity differs from a checkpoint's; topology, epochs and places on disk are no part of it."""
-    return [
-        Difference(field=name, saved=saved, current=current, remedy=REMEDIES.get(name, "restore it"))
-        for name, saved, current in differing(manifest["identity"], identity)
-    ]
+def _write(path: Path, state: dict[str, Any], world: World, finish: Callable[[], None] | None) -> None:
+    try:
+        save_state(state, checkpoint_id=path / "dcp", process_group=world.saving, no_dist=world.size == 1)
+        if finish:
+            finish()
+    except CheckpointException as error:
+        raise TrainingError(f"{path}: could not be saved: {_causes(error)}") from None
+    except OSError as error:
+        raise TrainingError(f"{path}: could not be saved: {error}") from None
 
 
-def check_identity(checkpoint: Checkpoint, identity: Mapping[str, str]) -> None:
-    """Refuse to resume another run.
-
-    Raises:
-        IdentityError: names every field that differs, with both values and the remedy.
-    """
-    found = compare(checkpoint.manifest, identity)
-    if found:
-        raise IdentityError(f"{checkpoint.folder}: cannot be resumed: " + "; ".join(map(str, found)))
+def _causes(error: CheckpointException) -> str:
+    return "; ".join(f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())
 
 
-def newest(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The complete checkpoint with the highest number, and sentences on later ones that are incomplete."""
-    skipped: list[str] = []
-    for step, path in sorted(_steps(folder), reverse=True):
-        manifest = _manifest(path)
-        if manifest is not None:
-            return Checkpoint(folder=path, step=step, manifest=manifest), skipped
-        skipped.append(f"{path} is incomplete (no manifest of format {FORMAT}) and is skipped")
-    return None, skipped
-
-
-def save(
-    folder: Path,
-    *,
-    step: int,
-    module: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    identity: Mapping[str, str],
-    facts: Mapping[str, Any],
-    keep: int,
-    world: World = ALONE,
-) -> Path:
-    """Save a step and then remove all but the newest `keep`; every rank writes its own part, the first one the rest.
-
-    `facts` (plan position, schedule, topology, parameter groups) stand in the manifest.
-
-    Raises:
-        TrainingError: a rank could not write, and why; the step does not exist then.
-    """
-    path = folder / f"step_{step}"
-    together(world, lambda: _emptied(path) if world.leads else None)
-    weights, moments = get_state_dict(module, optimizer, options=TRAINED)
-    states = world.gather(_rng_state())
-    together(world, lambda: _write(path, weights, moments, world))
-    together(world, lambda: _commit(folder, path, step, identity, facts, states, keep) if world.leads else None)
-    return path
-
-
-def _emptied(path: Path) -> None:
+def _emptied(path: Path, needed: int) -> None:
     shutil.rmtree(path, ignore_errors=True)  # only an incomplete one can be there: steps go up
     path.mkdir(parents=True)
+    check_space(path, needed)
 
 
-def _write(path: Path, weights: dict[str, Any], moments: Any, world: World) -> None:
-    with _one_process():
-        save_state(
-            {"model": weights, "optimizer": moments},
-            checkpoint_id=path / "dcp",
-            process_group=world.host,
-            no_dist=world.size == 1,
-        )
+def _bytes_of(state: Any) -> int:
+    if isinstance(state, torch.Tensor):
+        return local(state).nbytes
+    return sum(map(_bytes_of, state.values())) if isinstance(state, dict) else 0
 
 
-def _commit(
-    folder: Path,
-    path: Path,
-    step: int,
-    identity: Mapping[str, str],
-    facts: Mapping[str, Any],
-    states: Sequence[Mapping[str, Any]],
-    keep: int,
-) -> None:
-    (path / "state.json").write_text(json.dumps({"rng": list(states)}) + "\n", encoding="utf-8")
-    files = {str(f.relative_to(path)): _digest(f) for f in sorted(path.rglob("*")) if f.is_file()}
-    manifest = {"format": FORMAT, "step": step, "identity": dict(identity), **facts, "files": files}
-    staging = path / ".manifest.json"
-    with staging.open("w", encoding="utf-8") as out:
-        out.write(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-        out.flush()
-        os.fsync(out.fileno())
-    staging.rename(path / "manifest.json")
-    complete = [p for _, p in sorted(_steps(folder)) if _manifest(p) is not None]
-    for old in complete[:-keep]:
-        (old / "manifest.json").unlink()  # first: a removal that is cut short leaves an incomplete step
-        shutil.rmtree(old)
+def verified(found: Sequence[Checkpoint], world: World) -> Checkpoint | None:
+    """The first of these checkpoints whose files are all as written; each rank reads its share of them."""
+    for checkpoint in found:
+        names = sorted(checkpoint.manifest["files"])[world.rank :: world.size]
+        wrong = [sentence for sentence in world.gather(altered(checkpoint, names)) if sentence]
+        if not wrong:
+            return checkpoint
+        log.warning("%s; %s is skipped", wrong[0], checkpoint.folder)
+    return None
 
 
 def restore(
-    checkpoint: Checkpoint, module: torch.nn.Module, optimizer: torch.optim.Optimizer, world: World = ALONE
+    checkpoint: Checkpoint,
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World = ALONE,
 ) -> None:
-    """Put weights, moments and random states back, after every file's digest has been verified, on any topology.
+    """Put weights, moments and random states of a verified checkpoint back, on any topology.
 
     Random states are each rank's own where as many ranks saved them, else the first one's: nothing that a step computes
     draws from them.
 
     Raises:
-        IdentityError: a file is missing or altered, by name.
         TrainingError: the files do not hold a tensor that the model or the optimizer has.
     """
-    together(world, lambda: _verify(checkpoint, world))
     weights, moments = get_state_dict(module, optimizer, options=TRAINED)
     state: dict[str, Any] = {"model": weights, "optimizer": moments}
     together(world, lambda: _read(checkpoint, state, world))
@@ -205,47 +186,23 @@ def restore(
     _set_rng_state(saved[world.rank] if len(saved) == world.size else saved[0])
 
 
-def _verify(checkpoint: Checkpoint, world: World) -> None:
-    """Each rank verifies its share of the files."""
-    for name, digest in sorted(checkpoint.manifest["files"].items())[world.rank :: world.size]:
-        file = checkpoint.folder / name
-        found = _digest(file) if file.is_file() else "missing"
-        if found != digest:
-            raise IdentityError(
-                f"{file}: digest {found}, but its manifest says {digest}; remove {checkpoint.folder} to resume from "
-                "the checkpoint before it"
-            )
+def restore_weights(checkpoint: Checkpoint, module: torch.nn.Module) -> None:
+    """Put only the weights of a verified checkpoint into a model, in one process.
+
+    Raises:
+        TrainingError: as `restore`.
+    """
+    state: dict[str, Any] = {"model": get_model_state_dict(module, options=TRAINED)}
+    _read(checkpoint, state, ALONE)
+    set_model_state_dict(module, state["model"], options=replace(TRAINED, strict=False))
 
 
 def _read(checkpoint: Checkpoint, state: dict[str, Any], world: World) -> None:
     try:
-        with _one_process():
-            load_state(
-                state,
-                checkpoint_id=checkpoint.folder / "dcp",
-                process_group=world.host,
-                no_dist=world.size == 1,
-            )
+        load_state(state, checkpoint_id=checkpoint.folder / "dcp", process_group=world.host, no_dist=world.size == 1)
     except CheckpointException as error:
-        causes = "; ".join(str(cause) for cause, _ in error.failures.values())
+        causes = _causes(error)
         raise TrainingError(f"{checkpoint.folder}: does not hold this model and optimizer: {causes}") from None
-
-
-def _steps(folder: Path) -> list[tuple[int, Path]]:
-    found = [(p.name.removeprefix("step_"), p) for p in folder.glob("step_*") if p.is_dir()]
-    return [(int(number), path) for number, path in found if number.isdecimal()]
-
-
-def _manifest(path: Path) -> dict[str, Any] | None:
-    try:
-        manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return manifest if manifest.get("format") == FORMAT else None
-
-
-def _digest(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def _rng_state() -> dict[str, Any]:
@@ -276,11 +233,3 @@ def _text(state: torch.Tensor) -> str:
 
 def _bytes(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-
-
-@contextmanager
-def _one_process() -> Generator[None]:
-    """Saving without a process group is meant, not an oversight that needs a warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield

@@ -202,9 +202,13 @@ class SaveConfig(Section):
     """When a run is saved, and as what."""
 
     steps: Positive | None = None
-    """Save every so many steps; the last step is always saved."""
+    """Save every so many steps. The end of an epoch, the last step and one that is told to stop are always saved."""
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Save when so many minutes have passed since the last save."""
     keep: Positive = 2
-    """How many of the newest checkpoints stay."""
+    """How many of the newest checkpoints stay, beside the one with the lowest held-out loss."""
+    every: Positive | None = None
+    """Checkpoints of each so many steps stay as well."""
     grace_seconds: Positive = 15
     """How long the processes of a run that is told to stop have for their step and its checkpoint, before SIGKILL."""
     validate_steps: Positive | None = None

@@ -110,6 +110,8 @@ class Report:
     digest: int | None
     fault: PairLedgerError | None
     stop: bool = False
+    late: bool = False
+    """Whether the last save is too long ago by this rank's clock; the first rank's counts."""
 
 
 def train(
@@ -117,20 +119,22 @@ def train(
     *,
     start: int,
     writer: LedgerWriter | None,
-    save: Callable[[int], None],
+    save: Callable[[int, float | None], None],
+    save_fault: Callable[[], PairLedgerError | None] = lambda: None,
     stop: Callable[[], bool],
     progress: Progress | None,
 ) -> tuple[int, StepRecord | None]:
     """Do steps `start` to the last; gives the number of the last one that was done and saved, and its record.
 
     `stop` is asked after every step: where it says yes on any rank, the step is saved and the loop ends. Only the rank
-    that leads has a writer and makes records.
+    that leads has a writer and makes records. `save` is told the loss of held-out pairs where they were judged;
+    `save_fault` says what an earlier save met in the background.
 
     Raises:
         TrainingError: as `train_step`, naming the step.
         PairLedgerError: what a rank met when it loaded a step; the same on every rank.
     """
-    every, save_s, record, total, step = work.config.save.steps, 0.0, None, work.total, start - 1
+    save_s, record, total, step, saved_at = 0.0, None, work.total, start - 1, time.monotonic()
     if step == total:
         return step, None
     with ThreadPoolExecutor(1, thread_name_prefix="load") as loader:
@@ -146,8 +150,9 @@ def train(
                 outcome=outcome if speaks else None,
                 reading=_measured(work, loaded) if speaks else Reading(),
                 digest=following and following.digest,
-                fault=fault,
+                fault=save_fault() or fault,
                 stop=stop(),
+                late=_minutes_since(saved_at) >= (work.config.save.minutes or math.inf),
             )
             reports = work.world.gather(report)
             if writer:
@@ -156,17 +161,29 @@ def train(
                 _log(record, total)
                 if progress:
                     progress(record, total)
+            judged: float | None = None
             if (often := work.config.save.validate_steps) and (step == total or step % often == 0):
-                _validate(work, step, writer)
+                judged = _validate(work, step, writer)
             stopping, save_s, loaded = any(report.stop for report in reports), 0.0, following
-            if step == total or stopping or (every and step % every == 0):
+            if stopping or reports[0].late or due(work, step):
                 began = time.perf_counter()
-                save(step)
-                save_s = time.perf_counter() - began
+                save(step, judged)
+                save_s, saved_at = time.perf_counter() - began, time.monotonic()
             if stopping:
                 break
             _check(reports, work.world)
     return step, record
+
+
+def due(work: Work, step: int) -> bool:
+    """Whether the plan alone has this step saved: by its number, as the end of an epoch, or as the last."""
+    every, plan = work.config.save.steps, work.plan
+    ends_epoch = step == work.total or plan.epoch_of(step + 1) != plan.epoch_of(step)
+    return ends_epoch or bool(every and step % every == 0)
+
+
+def _minutes_since(moment: float) -> float:
+    return (time.monotonic() - moment) / 60
 
 
 def _check(reports: Sequence[Report], world: World) -> None:
@@ -198,8 +215,8 @@ def _stepped(work: Work, loaded: Loaded) -> Outcome:
         raise TrainingError(f"step {loaded.step}: {error}") from None
 
 
-def _validate(work: Work, step: int, writer: LedgerWriter | None) -> None:
-    """Judge the held-out pairs, on all ranks; the rank that leads writes them down by source."""
+def _validate(work: Work, step: int, writer: LedgerWriter | None) -> float | None:
+    """Judge the held-out pairs, on all ranks; the one that leads writes them down by source and gets their loss."""
     logps = held_out_logps(
         work.policy,
         work.plan,
@@ -211,7 +228,7 @@ def _validate(work: Work, step: int, writer: LedgerWriter | None) -> None:
         world=work.world,
     )
     if not writer:
-        return
+        return None
     judged = judge_held_out(logps, work.plan, work.reference, work.config.objective)
     everything = judged.pop("")
     log.info(
@@ -220,6 +237,8 @@ def _validate(work: Work, step: int, writer: LedgerWriter | None) -> None:
     )
     rows = [ValidationRow(step=step, source=name, **_known(asdict(found))) for name, found in judged.items()]
     append_validation(writer.path.parent, rows)
+    loss = everything.loss_sum / everything.pairs
+    return loss if math.isfinite(loss) else None
 
 
 def _known(sums: dict[str, Any]) -> dict[str, Any]:

@@ -27,14 +27,15 @@ from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from training.attempt import attempt_run, owned
-from training.checkpoint import Checkpoint, check_identity, newest
+from training.checkpoint import verified
 from training.config import RunConfig, load_run, store_root
-from training.errors import PairLedgerError
+from training.errors import IdentityError, PairLedgerError, TrainingError
 from training.ledger.record import StepRecord
 from training.loop import Progress, metrics
 from training.parallel.agree import same, together
 from training.parallel.device import pick
-from training.parallel.mesh import world_of
+from training.parallel.mesh import World, world_of
+from training.receipt import Checkpoint, check_identity, complete, open_checkpoint
 from training.setup import Prepared, describe, prepare
 
 log = logging.getLogger("training")
@@ -64,11 +65,14 @@ def run_training(
     store: Path,
     *,
     partition: str | None = None,
+    resume: str = "auto",
     dagster_run_id: str | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> RunResult:
     """Train, or continue, or find the run finished.
+
+    `resume` is `auto` (the newest checkpoint whose files are whole), the folder of one, or `never`.
 
     Raises:
         PairLedgerError: what `training.errors` holds; nothing is taken from the run folder's earlier state then.
@@ -79,8 +83,9 @@ def run_training(
         run = together(world, lambda: prepare(config, store, partition))
         same(world, run.identity)
         together(world, lambda: held.enter_context(_owned(run)) if world.leads else None)
-        checkpoint, finished = world.told(together(world, lambda: _standing(run) if world.leads else (None, False)))
-        if checkpoint is not None and finished:
+        checkpoint = _chosen(run, resume, world)
+        exported = world.told((run.run_dir / "export").is_dir())
+        if checkpoint is not None and checkpoint.step >= run.total and exported:
             log.info("%s is finished at step %d; nothing to do", run.run_id, checkpoint.step)
             return _result(run, None, checkpoint.step, None)
         together(world, lambda: describe(run, partition) if world.leads else None)
@@ -93,19 +98,47 @@ def _owned(run: Prepared) -> AbstractContextManager[None]:
     return owned(run.run_dir)
 
 
-def _standing(run: Prepared) -> tuple[Checkpoint | None, bool]:
-    """The checkpoint to go on from, and whether nothing is left to do.
+def _candidates(run: Prepared, resume: str) -> list[Checkpoint]:
+    """The checkpoints that this start may go on from, newest first.
 
     Raises:
-        IdentityError: it is another run's.
+        IdentityError: what is there, or was named, is another run's or no checkpoint.
+        TrainingError: the run folder holds what this start would write over.
     """
-    checkpoint, skipped = newest(run.run_dir / "checkpoints")
+    folder = run.run_dir / "checkpoints"
+    found, skipped = complete(folder)
     for sentence in skipped:
         log.warning("%s", sentence)
-    if checkpoint is None:
-        return None, False
-    check_identity(checkpoint, run.identity)
-    return checkpoint, checkpoint.step >= run.total and (run.run_dir / "export").is_dir()
+    if resume == "never" and found:
+        raise TrainingError(
+            f"{run.run_dir}: has checkpoints up to step {found[0].step}, which --resume never would write over; remove "
+            "the folder to start anew, or resume"
+        )
+    if resume not in ("auto", "never"):
+        named = open_checkpoint(Path(resume))
+        if found and found[0].step > named.step:
+            raise TrainingError(
+                f"{run.run_dir}: has a checkpoint of step {found[0].step}, later than step {named.step} of {resume}; "
+                "remove the later ones to go back, or start another run from it with --fork"
+            )
+        found = [named]
+    for checkpoint in found[:1]:
+        check_identity(checkpoint, run.identity)
+    return found
+
+
+def _chosen(run: Prepared, resume: str, world: World) -> Checkpoint | None:
+    """The checkpoint to go on from, the same on every rank and with all its files as they were written.
+
+    Raises:
+        IdentityError: as `_candidates`, or there are checkpoints and none of them is whole.
+    """
+    found = world.told(together(world, lambda: _candidates(run, resume) if world.leads else []))
+    checkpoint = verified(found, world)
+    if found and checkpoint is None:
+        names = ", ".join(str(c.folder) for c in found)
+        raise IdentityError(f"{names}: altered since they were saved; remove them to start anew, or name another")
+    return checkpoint
 
 
 def _result(run: Prepared, attempt: int | None, steps: int, record: StepRecord | None) -> RunResult:
@@ -128,6 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", required=True, help="RUN.toml")
     parser.add_argument("--store", help="folder that holds runs/, references/ and plans/")
     parser.add_argument("--partition", help="name of the partition this run belongs to")
+    parser.add_argument("--resume", default="auto", help="auto, never, or the folder of a checkpoint")
     asked = parser.parse_args(arguments)
     rank = int(os.environ.get("RANK", "0"))
     heading = f"rank {rank}: " if rank else ""
@@ -142,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 load_run(asked.config),
                 store_root(asked.store),
                 partition=asked.partition,
+                resume=asked.resume,
                 dagster_run_id=dagster_run_id,
                 stop=lambda: bool(caught),
             )

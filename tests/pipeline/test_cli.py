@@ -89,7 +89,7 @@ def test_help_shows_at_once_and_imports_nothing_heavy() -> None:
 
 def test_every_command_shows_an_example_of_itself() -> None:
     top, own = parsers()
-    assert len(own) == len(COMMANDS) == 9
+    assert len(own) == len(COMMANDS) == 10
     for name, parser in own.items():
         assert name in top.format_help()
         assert f"  pairledger {name}" in parser.format_help().partition("example:\n")[2]

@@ -22,7 +22,9 @@ from transformers import AutoModelForCausalLM
 from tests.training.memory import MemoryDataset, larger_number, run_config, write_model
 from training import setup
 from training.attempt import owned
+from training.checkpoint import Saver
 from training.config import ModelConfig, RunConfig, dump
+from training.convert import export_checkpoint
 from training.errors import ConfigError, DeviceError, IdentityError, ModelError, TrainingError
 from training.evaluate import held_out_logps
 from training.geometry import Counters
@@ -163,8 +165,67 @@ def test_a_killed_attempt_is_made_again_from_the_last_checkpoint(
     result = run_training(run_config(model), tmp_path)
     facts = read_facts(result.run_dir / "attempts" / "0001" / "attempt.json", AttemptFacts)
     assert facts.outcome == "failed"
-    assert [record.step for record in records(result)] == [1, 2, 3, 4, 5, 4, 5, 6, 7, 8]  # saved every 3
-    assert [numbers(r) for r in records(result)[-5:]] == [numbers(r) for r in records(unbroken)[-5:]]
+    assert [record.step for record in records(result)] == [1, 2, 3, 4, 5, 5, 6, 7, 8]  # step 4 ends an epoch
+    assert [numbers(r) for r in records(result)[-4:]] == [numbers(r) for r in records(unbroken)[-4:]]
+
+
+def checkpoints(result: RunResult) -> list[int]:
+    return sorted(int(p.name.removeprefix("step_")) for p in (result.run_dir / "checkpoints").iterdir())
+
+
+def test_triggers_that_coincide_make_one_save(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vector 32: every 4 steps, the end of an epoch and the last step are steps 4 and 8."""
+    begun: list[int] = []
+    real = Saver.begin
+    monkeypatch.setattr(Saver, "begin", lambda self, step, facts: begun.append(step) or real(self, step, facts))
+    result = run_training(run_config(model, save={"steps": 4, "keep": 9}), tmp_path / "one")
+    assert begun == [4, 8] == checkpoints(result)
+    begun.clear()
+    run_training(run_config(model, save={"steps": None, "minutes": 1e-9, "keep": 9}), tmp_path / "two")
+    assert begun == list(range(1, 9))
+
+
+def test_where_to_resume_from_can_be_said(model: Path, tmp_path: Path) -> None:
+    """vector 31, and what `--resume` refuses"""
+    config = run_config(model, save={"steps": 3, "keep": 9})
+    first = run_training(config, tmp_path / "one", stop=stop_after(5))
+    assert checkpoints(first) == [3, 4, 5]
+    with pytest.raises(TrainingError, match=r"checkpoints up to step 5, which --resume never would write over"):
+        run_training(config, tmp_path / "one", resume="never")
+    third = first.run_dir / "checkpoints" / "step_3"
+    with pytest.raises(TrainingError, match=r"has a checkpoint of step 5, later than step 3 .*--fork"):
+        run_training(config, tmp_path / "one", resume=str(third))
+    with pytest.raises(IdentityError, match="is a model, not a checkpoint"):
+        run_training(config, tmp_path / "one", resume=str(model))
+    other = run_config(model, save={"steps": 3}, optimizer={"lr": 1e-4})
+    with pytest.raises(IdentityError, match="optimizer was .*restore .optimizer. as it was"):
+        run_training(other, tmp_path / "two", resume=str(third))
+    (tmp_path / "link").symlink_to(third)
+    elsewhere = run_training(config, tmp_path / "three", resume=str(tmp_path / "link"))
+    assert elsewhere.finished and records(elsewhere)[0].step == 4
+
+
+def test_an_altered_checkpoint_is_passed_over_and_named(model: Path, tmp_path: Path) -> None:
+    first = run_training(run_config(model), tmp_path, stop=stop_after(5))
+    state = first.run_dir / "checkpoints" / "step_5" / "state.json"
+    state.write_text(state.read_text(encoding="utf-8") + " ", encoding="utf-8")
+    second = run_training(run_config(model), tmp_path)
+    assert records(second)[5].step == 5 and second.finished  # from step 4
+    for checkpoint in (first.run_dir / "checkpoints").iterdir():
+        (checkpoint / "state.json").unlink()
+    with pytest.raises(IdentityError, match=r"step_8.*altered since they were saved; remove them"):
+        run_training(run_config(model, plan={"epochs": 3}), tmp_path)
+
+
+def test_a_checkpoint_is_exported_as_its_run_would_have(unbroken: RunResult, tmp_path: Path) -> None:
+    last = unbroken.run_dir / "checkpoints" / "step_8"
+    made = export_checkpoint(last, tmp_path / "model", dtype="source")
+    mine, theirs = weights(made), weights(unbroken.run_dir / "export")
+    assert len(mine) > 20 and all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    card = (made / "README.md").read_text(encoding="utf-8")
+    assert card == (unbroken.run_dir / "export" / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match="is there already"):
+        export_checkpoint(last, made, dtype="source")
 
 
 def test_a_finished_run_is_left_alone_and_can_be_made_longer(model: Path, tmp_path: Path) -> None:

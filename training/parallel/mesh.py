@@ -41,6 +41,8 @@ class World:
     cp: dist.ProcessGroup | None = None
     team: dist.ProcessGroup | None = None
     host: dist.ProcessGroup | None = None
+    saving: dist.ProcessGroup | None = None
+    """The hosts once more, for a thread that saves while the others talk."""
     parameters: DeviceMesh | None = None
     """(replicas, shards), or (shards,) where nothing is replicated: the mesh that parameters lie on."""
 
@@ -128,7 +130,8 @@ def _joined(topology: Topology, device: Device) -> World:
     sizes = topology.model_dump()
     mesh = init_device_mesh(device.torch.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     host = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    assert isinstance(host, dist.ProcessGroup)
+    saving = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    assert isinstance(host, dist.ProcessGroup) and isinstance(saving, dist.ProcessGroup)
     team = mesh["cp", "ulysses"]._flatten("team")  # pyright: ignore[reportPrivateUsage]  # no public name yet
     shards = mesh["dp_shard", "cp", "ulysses"]._flatten("shards")  # pyright: ignore[reportPrivateUsage]
     return World(
@@ -138,5 +141,6 @@ def _joined(topology: Topology, device: Device) -> World:
         cp=mesh.get_group("cp") if topology.cp > 1 else None,
         team=team.get_group() if topology.sp > 1 else None,
         host=host,
+        saving=saving,
         parameters=shards if topology.dp_replicate == 1 else mesh["dp_replicate", "shards"],
     )
