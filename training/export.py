@@ -48,10 +48,15 @@ class Lineage:
 
 
 def whole_weights(policy: Policy) -> Mapping[str, Any]:
-    """A policy's weights by name; of a sharded one on the first rank's host alone, with the others taking part."""
+    """A policy's weights by name, tied ones once; of a sharded one on the first rank's host alone, by all ranks."""
+    module = policy.module
     if policy.root is None:
-        return policy.module.state_dict()
-    return get_model_state_dict(policy.module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        weights = module.state_dict()
+    else:
+        weights = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    once = {name for name, _ in module.named_parameters()}
+    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - once
+    return {name: tensor for name, tensor in weights.items() if name not in tied}
 
 
 def export(

@@ -9,19 +9,21 @@ token in fp32).
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import shutil
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial as partial_of
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import torch
-from blake3 import blake3
 
 from training.data.packing import pack
 from training.data.table import PairTable
@@ -31,11 +33,14 @@ from training.model import Policy
 from training.parallel.agree import together
 from training.parallel.device import Device
 from training.parallel.mesh import ALONE, World
+from training.receipt import MANIFEST, digest_of
 from training.scores import Batch, batch_of, side_logps
 
 if TYPE_CHECKING:
     from training.data.shards import Dataset
     from training.data.tokenize import TokenizedPair
+
+log = logging.getLogger("training")
 
 FORMAT = 1
 GROUP = 2048
@@ -81,36 +86,46 @@ def compute_reference(
     room: int | None = None,
     progress: Progress | None = None,
 ) -> ReferenceScores:
-    """Score every pair of a dataset; the rank that leads writes the folder, which appears complete or not at all.
+    """Score every pair of a dataset, a shard at a time; the folder appears complete or not at all.
 
-    `room` is the tokens of a pack; the longest pair's, but at least 4096, when not given.
+    A killed one goes on after the last shard that was scored; of two at once, the second waits and reads what the first
+    made. `room` is the tokens of a pack; the longest pair's, but at least 4096, when not given.
     """
     columns = dataset.columns()
-    shard, row = columns.shard, columns.row
     prompts = 1 if layout == "shared" else 2
-    tokens = (prompts * columns.prompt.astype(np.int64) + columns.chosen + columns.rejected).tolist()
-    logps = score_pairs(
-        policy,
-        lambda i: dataset.take(int(shard[i]), int(row[i])),
-        tokens,
-        room=max(room or 4096, max(tokens)),
-        layout=layout,
-        precision=precision,
-        device=device,
-        world=world,
-        progress=progress,
-    )
-    scores = ReferenceScores(
-        dataset=dataset.fingerprint,
-        model=model,
-        precision=precision,
-        key=_key(shard, row),
-        chosen=logps[:, 0],
-        rejected=logps[:, 1],
-    )
-    facts = {"device": device.name, "torch": torch.__version__, "layout": layout}
-    together(world, lambda: _write(scores, folder, facts=facts) if world.leads else None)
-    return scores
+    tokens = prompts * columns.prompt.astype(np.int64) + columns.chosen + columns.rejected
+    room = max(room or 4096, int(tokens.max()))
+    facts = {"format": FORMAT, "dataset": dataset.fingerprint, "model": model, "precision": precision, "layout": layout}
+    facts |= {"room": room, "device": device.name, "torch": torch.__version__}
+    partial = folder.parent / f".{folder.name}-partial"
+    with ExitStack() as held:
+        together(world, lambda: held.enter_context(_by_itself(folder)) if world.leads else None)
+        done = world.told(together(world, lambda: _done(partial, folder, facts) if world.leads else []))
+        finished = len(done)
+        for number in np.unique(columns.shard).tolist():
+            if number in done:
+                continue
+            own = np.flatnonzero(columns.shard == number)
+            logps = score_pairs(
+                policy,
+                lambda i, own=own, shard=number: dataset.take(shard, int(columns.row[own[i]])),
+                tokens[own].tolist(),
+                room=room,
+                layout=layout,
+                precision=precision,
+                device=device,
+                world=world,
+                progress=progress,
+            )
+            write = partial_of(_write_shard, partial, number, columns.row[own], logps, facts)
+            together(world, lambda write=write: write() if world.leads else None)
+            finished += 1
+            log.info("scored shard %d of %s (%d done)", number, dataset.fingerprint, finished)
+        together(world, lambda: _finish(partial, folder, facts) if world.leads else None)
+    read = partial_of(open_reference, folder, dataset=dataset.fingerprint, model=model, precision=precision)
+    found = together(world, read)
+    assert found is not None
+    return found
 
 
 @torch.no_grad()
@@ -164,7 +179,7 @@ def open_reference(folder: Path, *, dataset: str, model: str, precision: str) ->
         DatasetError: a file is missing or altered.
     """
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
@@ -178,7 +193,7 @@ def open_reference(folder: Path, *, dataset: str, model: str, precision: str) ->
     tables = []
     for entry in manifest["files"]:
         path = folder / entry["file"]
-        found = blake3(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+        found = digest_of(path) if path.is_file() else "missing"
         if found != entry["digest"]:
             raise DatasetError(f"{path}: digest {found}, but its manifest says {entry['digest']}; remove the folder")
         with pa.memory_map(str(path)) as source:
@@ -223,39 +238,61 @@ def _key(shard: npt.NDArray[np.int32], row: npt.NDArray[np.int32]) -> npt.NDArra
     return (shard.astype(np.int64) << 32) | row.astype(np.int64)
 
 
-def _write(scores: ReferenceScores, folder: Path, facts: dict[str, str]) -> None:
+@contextmanager
+def _by_itself(folder: Path) -> Generator[None]:
+    """Hold a folder that is being made; another process waits here until it is there."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        files = [_write_shard(scores, int(shard), staging) for shard in np.unique(scores.key >> 32)]
-        manifest = {
-            "format": FORMAT,
-            "dataset": scores.dataset,
-            "model": scores.model,
-            "precision": scores.precision,
-            "pairs": len(scores.key),
-            **facts,
-            "files": files,
-        }
-        (staging / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        if not (folder / "manifest.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-            staging.rename(folder)  # two writers: the second finds the first one's manifest
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
-def _write_shard(scores: ReferenceScores, shard: int, folder: Path) -> dict[str, object]:
-    own = scores.key >> 32 == shard
+def _done(partial: Path, folder: Path, facts: Mapping[str, Any]) -> list[int]:
+    """Shards that were scored before; what was scored otherwise, or is not as it was written, goes."""
+    if (folder / MANIFEST).exists():
+        return [int(entry["shard"]) for entry in json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]]
+    partial.mkdir(exist_ok=True)
+    done: list[int] = []
+    for path in sorted(partial.glob("*.json")):
+        entry = json.loads(path.read_text(encoding="utf-8"))
+        file = partial / entry["file"]
+        if entry["facts"] == facts and file.is_file() and entry["digest"] == digest_of(file):
+            done.append(entry["shard"])
+        else:
+            path.unlink()
+    return done
+
+
+def _write_shard(
+    partial: Path, shard: int, row: npt.NDArray[np.int32], logps: Floats, facts: Mapping[str, Any]
+) -> None:
     table = pa.table(
         {
-            "shard": pa.array(np.full(own.sum(), shard), pa.int32()),
-            "row": pa.array(scores.key[own] & 0xFFFFFFFF, pa.int32()),
-            "chosen_logp": pa.array(scores.chosen[own]),
-            "rejected_logp": pa.array(scores.rejected[own]),
+            "shard": pa.array(np.full(len(row), shard), pa.int32()),
+            "row": pa.array(row, pa.int32()),
+            "chosen_logp": pa.array(logps[:, 0]),
+            "rejected_logp": pa.array(logps[:, 1]),
         }
     )
-    path = folder / f"scores-{shard:05}.arrow"
+    path = partial / f"scores-{shard:05}.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
-    return {"file": path.name, "pairs": len(table), "digest": blake3(path.read_bytes()).hexdigest()}
+    entry = {"file": path.name, "shard": shard, "pairs": len(table), "digest": digest_of(path), "facts": dict(facts)}
+    staged = path.with_suffix(".new")
+    staged.write_text(json.dumps(entry), encoding="utf-8")
+    staged.rename(path.with_suffix(".json"))
+
+
+def _finish(partial: Path, folder: Path, facts: Mapping[str, Any]) -> None:
+    """Make the scored shards the dataset's scores: the manifest, then the rename."""
+    if (folder / MANIFEST).exists():
+        return
+    noted = sorted(partial.glob("*.json"))
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in noted]
+    for path in noted:
+        path.unlink()
+    listed = [{name: entry[name] for name in ("file", "shard", "pairs", "digest")} for entry in files]
+    manifest = {**facts, "pairs": sum(entry["pairs"] for entry in files), "files": listed}
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)

@@ -54,12 +54,22 @@ def place(tmp_path_factory) -> Path:
     return place
 
 
-def start(place: Path, store: str, *, processes: int = 2, degree: str = "dp_shard", epochs: int = 2, patch: str = ""):
-    """`pairledger train`, with `patch` run in the second rank before anything else."""
+def start(
+    place: Path,
+    store: str,
+    *,
+    processes: int = 2,
+    degree: str = "dp_shard",
+    epochs: int = 2,
+    more: str = "",
+    patch: str = "pass",
+    rank: int = 1,
+) -> subprocess.Popen[str]:
+    """`pairledger train` with `more` settings, and with `patch` run in one rank before anything else."""
     folder = place / store
     folder.mkdir(exist_ok=True)
-    (place / f"{store}.toml").write_text(RUN.format(epochs=epochs, processes=processes, degree=degree))
-    (folder / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n    {patch or 'pass'}\n")
+    (place / f"{store}.toml").write_text(RUN.format(epochs=epochs, processes=processes, degree=degree) + more)
+    (folder / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK', '0') == '{rank}':\n    {patch}\n")
     return subprocess.Popen(
         [
             sys.executable,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from tests.training.memory import MemoryDataset, larger_number, write_model
 from training.config import DataConfig, ModelConfig, PlanConfig
 from training.data.plan import make_plan
+from training.data.tokenize import TokenizedPair
 from training.errors import DatasetError, IdentityError
 from training.model import Policy
 from training.parallel.device import pick
@@ -32,29 +34,65 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Policy:
 @pytest.fixture
 def folder(policy: Policy, tmp_path: Path) -> Path:
     folder = place_of(tmp_path, *KEY.values())
-    compute_reference(policy, DATASET, folder, model="mdl1:a", precision="fp32", layout="shared", device=CPU)
+    compute(policy, DATASET, folder)
     return folder
 
 
-def test_scores_are_read_back_as_they_were_computed(policy: Policy, folder: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    again = compute_reference(
-        policy,
-        DATASET,
-        folder,
-        model="mdl1:a",
-        precision="fp32",
-        layout="shared",
-        device=CPU,
-        progress=lambda done, of: seen.append((done, of)),
+def compute(policy: Policy, dataset: MemoryDataset, folder: Path, **more: Any) -> ReferenceScores:
+    return compute_reference(
+        policy, dataset, folder, model="mdl1:a", precision="fp32", layout="shared", device=CPU, **more
     )
+
+
+def test_scores_are_read_back_as_they_were_computed(policy: Policy, tmp_path: Path) -> None:
+    folder, seen = place_of(tmp_path, *KEY.values()), list[tuple[int, int]]()
+    made = compute(policy, DATASET, folder, progress=lambda done, of: seen.append((done, of)))
     found = open_reference(folder, **KEY)
     assert found is not None and seen[-1] == (20, 20)
-    np.testing.assert_array_equal(found.chosen, again.chosen)
-    np.testing.assert_array_equal(found.rejected, again.rejected)
+    np.testing.assert_array_equal(found.chosen, made.chosen)
+    np.testing.assert_array_equal(found.rejected, made.rejected)
     np.testing.assert_array_equal(found.key, np.arange(20))
     assert (found.chosen < -1).all() and np.ptp(found.chosen) > 0.1
-    assert not list(folder.parent.glob(".*"))  # nothing half-written stays
+    assert [p.name for p in folder.parent.glob(".*")] == [f".{folder.name}.lock"]  # nothing half-written stays
+    seen.clear()
+    compute(policy, DATASET, folder, progress=lambda done, of: seen.append((done, of)))
+    assert not seen  # it is there
+
+
+class Sharded(MemoryDataset):
+    """The same pairs in shards of seven, and a wish to be killed in the middle."""
+
+    dies_at: int | None = None
+
+    def take(self, shard: int, row: int) -> TokenizedPair:
+        if self.dies_at == shard * 7 + row:
+            raise KeyboardInterrupt
+        return self.pairs[shard * 7 + row]
+
+    def columns(self) -> Any:
+        found = super().columns()
+        found.shard, found.row = found.row // 7, found.row % 7
+        return found
+
+
+def test_a_killed_scoring_goes_on_after_its_last_shard(policy: Policy, tmp_path: Path) -> None:
+    sharded, folder, whole = Sharded(DATASET.pairs), tmp_path / "r" / "scores", tmp_path / "r" / "whole"
+    want = compute(policy, sharded, whole)
+    object.__setattr__(sharded, "dies_at", 16)
+    with pytest.raises(KeyboardInterrupt):
+        compute(policy, sharded, folder)
+    assert not folder.exists()
+    partial = folder.parent / ".scores-partial"
+    assert sorted(p.name for p in partial.glob("*.json")) == ["scores-00000.json", "scores-00001.json"]
+    altered = partial / "scores-00000.arrow"
+    altered.write_bytes(altered.read_bytes()[:-1] + b"x")
+    object.__setattr__(sharded, "dies_at", None)
+    seen: list[int] = []
+    found = compute(policy, sharded, folder, progress=lambda done, of: seen.append(of))
+    assert set(seen) == {7, 6}  # the altered shard and the last one; the second was kept
+    np.testing.assert_array_equal(found.key, want.key)
+    np.testing.assert_array_equal(found.chosen, want.chosen)
+    assert not partial.exists() and len(list(folder.glob("*.arrow"))) == 3
 
 
 def test_a_pair_scores_the_same_alone_and_in_company(policy: Policy, folder: Path) -> None:
