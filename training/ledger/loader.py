@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import duckdb
 import pyarrow as pa
@@ -23,13 +23,11 @@ from training.errors import LedgerError
 from training.ledger.catalog import MANIFEST, dataset_tables, read_manifest
 from training.ledger.database import transaction
 from training.ledger.facts import ATTEMPT, PREDICTED, RUN, AttemptFacts, RunFacts, read_facts
-from training.ledger.record import parse_line
+from training.ledger.lines import BLOCK, line_numbers, read_blocks
 from training.ledger.rows import attempt_table, predicted_table, run_tables, step_tables
 from training.ledger.validation import VALIDATION, validation_table
-from training.ledger.writer import STEPS, CutLine, complete_lines
+from training.ledger.writer import STEPS, CutLine
 
-LINES = 1024
-"""Lines of a ledger that are turned into rows at once."""
 OF_STEP = ("step", "step_source", "step_pair")
 OF_DATASET = ("dataset", "source", "shard", "pair", "quarantine")
 SOURCES = """
@@ -134,44 +132,49 @@ class Loader:
                 self._ledger(folder / STEPS, key)
 
     def _ledger(self, path: Path, key: Mapping[str, Any]) -> None:
-        data, name = path.read_bytes(), self._name(path)
-        lines, cut = complete_lines(data)
-        size = len(data) - (cut.size if cut else 0)
-        if cut:
-            self.report.cut.append(f"{path}:{cut.number}: the last line was cut after {cut.size} bytes")
-        start = self._lines_loaded(name, data[:size])
-        if start == len(lines) and self._cut_line(name) == (cut and cut.number):
-            return
-        with transaction(self.connection):
-            if start is None:
+        name, cut = self._name(path), None
+        known = self._rows("select bytes, digest, lines, cut_line from loaded where path = $path", {"path": name})
+        size, beginning, count, cut_line = known[0] if known else (0, None, 0, None)
+        with path.open("rb") as file, transaction(self.connection):
+            digest = _hashed(file, size)
+            if goes_on := digest.hexdigest() == beginning:
+                file.seek(size)
+            else:
                 self._delete(OF_STEP, key)
-                start = 0
-            for first in range(start, len(lines), LINES):
-                self._steps(path, first, lines[first : first + LINES], key)
-            self._remember(name, data[:size], lines=len(lines), cut=cut)
+                size, count, digest = file.seek(0), 0, blake3()
+            start = size
+            for block in read_blocks(file, path, count + 1):
+                if block.lines is None:
+                    cut = CutLine(number=block.first, size=len(block.data))
+                    self.report.cut.append(f"{path}:{cut.number}: the last line was cut after {cut.size} bytes")
+                    break
+                self._steps(path, block.first, block.lines, key)
+                count += len(block.lines)
+                size += len(block.data)
+                digest.update(block.data)
+            if goes_on and size == start and cut_line == (cut and cut.number):
+                return
+            self._remember(name, size, digest.hexdigest(), lines=count, cut=cut)
         self.report.files += 1
 
-    def _steps(self, path: Path, first: int, lines: list[bytes], key: Mapping[str, Any]) -> None:
-        """Insert lines `first` and on (from 0) of a ledger; a step's last line stands."""
-        steps: dict[int, dict[str, Any]] = {}
-        for number, line in enumerate(lines, first + 1):
-            try:
-                parsed = parse_line(line)
-            except LedgerError as error:
-                raise LedgerError(f"{path}:{number}: {error}") from None
-            for name, value in key.items():
-                _same(f"{path}:{number}", name, parsed[name], value)
-            if steps.pop(parsed["step"], None) is not None:
-                self.report.repeated.append(f"{path}:{number}: step {parsed['step']} again; this line stands")
-            steps[parsed["step"]] = parsed
-        again = self._rows(
+    def _steps(self, path: Path, first: int, lines: pa.Table, key: Mapping[str, Any]) -> None:
+        """Insert lines `first` and on (from 1) of a ledger; a step's last line stands."""
+        for name, value in key.items():
+            for place, found in enumerate(lines[name].to_pylist(), first):
+                _same(f"{path}:{place}", name, found, value)
+        places = line_numbers(lines["step"].to_pylist())
+        for step, (_, *again) in places.items():
+            self.report.repeated += [f"{path}:{first + place}: step {step} again; this line stands" for place in again]
+        before = self._rows(
             "select step from step where run_id = $run_id and attempt = $attempt and step in (select unnest($steps))",
-            {**key, "steps": list(steps)},
+            {**key, "steps": list(places)},
         )
-        for (step,) in again:
+        for (step,) in before:
             self.report.repeated.append(f"{path}: step {step} again; its last line stands")
             self._delete(OF_STEP, {**key, "step": step})
-        self._insert(step_tables(list(steps.values())).items())
+        if len(places) < len(lines):
+            lines = lines.take([at[-1] for at in places.values()])
+        self._insert(step_tables(lines).items())
 
     @contextmanager
     def _refusing(self) -> Generator[None]:
@@ -187,30 +190,23 @@ class Loader:
     def _changed(self, path: Path, *, anew: bool = False) -> Generator[bool]:
         """Say whether a whole file is new or other than it was; what is done about it is one transaction."""
         data, name = path.read_bytes(), self._name(path)
+        digest = blake3(data).hexdigest()
         known = self._rows(
-            "select 1 from loaded where path = $path and digest = $digest", {"path": name, "digest": _digest(data)}
+            "select 1 from loaded where path = $path and digest = $digest", {"path": name, "digest": digest}
         )
         if known and not anew:
             yield False
             return
         with transaction(self.connection):
             yield True
-            self._remember(name, data)
+            self._remember(name, len(data), digest)
         self.report.files += 1
 
-    def _lines_loaded(self, name: str, data: bytes) -> int | None:
-        """Lines of a ledger that were loaded before, if its beginning is what it was."""
-        known = self._rows("select bytes, digest, lines from loaded where path = $path", {"path": name})
-        return next((n for size, digest, n in known if size <= len(data) and _digest(data[:size]) == digest), None)
-
-    def _cut_line(self, name: str) -> int | None:
-        return next(
-            (cut for (cut,) in self._rows("select cut_line from loaded where path = $path", {"path": name})), None
-        )
-
-    def _remember(self, name: str, data: bytes, *, lines: int | None = None, cut: CutLine | None = None) -> None:
+    def _remember(
+        self, name: str, size: int, digest: str, *, lines: int | None = None, cut: CutLine | None = None
+    ) -> None:
         self._execute("delete from loaded where path = $path", {"path": name})
-        values = {"path": name, "bytes": len(data), "digest": _digest(data), "lines": lines, "cut": cut and cut.number}
+        values = {"path": name, "bytes": size, "digest": digest, "lines": lines, "cut": cut and cut.number}
         self._execute("insert into loaded values ($path, $bytes, $digest, $lines, $cut)", values)
 
     def _replace(self, tables: Iterable[tuple[str, pa.Table]], owned: Iterable[str], key: Mapping[str, Any]) -> None:
@@ -248,5 +244,10 @@ def _same(place: Path | str, name: str, found: Any, wanted: Any) -> None:
         )
 
 
-def _digest(data: bytes) -> str:
-    return blake3(data).hexdigest()
+def _hashed(file: BinaryIO, size: int) -> blake3:
+    """The hash of a file's first `size` bytes."""
+    digest = blake3()
+    while size > 0 and (piece := file.read(min(size, BLOCK))):
+        digest.update(piece)
+        size -= len(piece)
+    return digest

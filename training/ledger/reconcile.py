@@ -16,9 +16,10 @@ from typing import Any
 from blake3 import blake3
 
 from training.errors import LedgerError
+from training.ledger.lines import line_blocks, read_lines
 from training.ledger.record import parse_line
 from training.ledger.store import query
-from training.ledger.writer import STEPS, complete_lines
+from training.ledger.writer import STEPS
 
 SHOWN = 20
 """Differences that an error message spells out."""
@@ -78,24 +79,37 @@ def require_reconciled(store_root: str | Path, run_id: str) -> None:
 
 def _file_differences(root: Path, path: Path) -> list[Difference]:
     """A ledger's lines that cannot be read or stand twice, and what of it is not in the database."""
-    name = path.relative_to(root).as_posix()
-    lines, _ = complete_lines(path.read_bytes())
-    whole = b"".join(line + b"\n" for line in lines)
+    name, size, count, digest = path.relative_to(root).as_posix(), 0, 0, blake3()
     found: list[Difference] = []
     times: Counter[int] = Counter()
-    for number, line in enumerate(lines, 1):
+    with path.open("rb") as file:
+        for block in line_blocks(file):
+            if block.endswith(b"\n"):
+                times += Counter(_steps(block, path, count, found, name))
+                size, count = size + len(block), count + block.count(b"\n")
+                digest.update(block)
+    for step, lines in times.items():
+        if lines > 1:
+            found.append(_of_file("step once an attempt", name, "1 line", f"{lines} lines", step))
+    rows = query(root, "select bytes, digest, lines from loaded where path = ?", [name])[1]
+    loaded_size, loaded_digest, loaded = rows[0] if rows else (0, "", 0)
+    if digest.hexdigest() != loaded_digest and (rows or count):
+        found.append(_of_file("ledger is loaded", name, _amount(count, size), _amount(loaded, loaded_size)))
+    return found
+
+
+def _steps(block: bytes, path: Path, before: int, found: list[Difference], name: str) -> list[int]:
+    """The steps of a block of lines; those that cannot be read become differences."""
+    try:
+        return read_lines(block, path, before + 1)["step"].to_pylist()
+    except LedgerError:
+        steps: list[int] = []
+    for number, line in enumerate(block[:-1].split(b"\n"), before + 1):
         try:
-            times[parse_line(line)["step"]] += 1
+            steps.append(parse_line(line)["step"])
         except LedgerError as error:
             found.append(_of_file("line can be read", f"{name}:{number}", "a step", str(error)))
-    for step, count in times.items():
-        if count > 1:
-            found.append(_of_file("step once an attempt", name, "1 line", f"{count} lines", step))
-    rows = query(root, "select bytes, digest, lines from loaded where path = ?", [name])[1]
-    size, digest, loaded = rows[0] if rows else (0, "", 0)
-    if digest != blake3(whole).hexdigest() and (rows or lines):
-        found.append(_of_file("ledger is loaded", name, _amount(len(lines), len(whole)), _amount(loaded, size)))
-    return found
+    return steps
 
 
 def _of_file(rule: str, subject: str, expected: str, found: str, step: int | None = None) -> Difference:

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from types import NoneType
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, cast
 
 from training.errors import LedgerError
 from training.geometry import Counters
+from training.ledger.column import Column, columns_of
 
 FORMAT = 1
 """Version of the line; moves when a field is added, removed or changes its meaning."""
@@ -137,56 +136,6 @@ class StepRecord:
         )
 
 
-INT64 = range(-(2**63), 2**63)
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A declared column: its kind (int, float or str) and the types of JSON values that mean one without a cast."""
-
-    kind: type
-    accepted: frozenset[type]
-    """Bool is never one of them; NoneType is where null may stand."""
-
-    def plain(self, value: Any) -> int | float | str | None:
-        """A value of the trainer (numpy's included) as plain Python of this kind."""
-        if value is None:
-            assert NoneType in self.accepted, "None in a column that has no unknown"
-            return None
-        assert not isinstance(value, bool), f"{value} is not a number"
-        return operator.index(value) if self.kind is int else self.kind(value)
-
-    def fits(self, values: Sequence[Any]) -> bool:
-        """Whether every value belongs here."""
-        if not self.accepted.issuperset(map(type, values)):
-            return False
-        numbers = [value for value in values if value is not None] if self.kind is int else []
-        return not numbers or (min(numbers) in INT64 and max(numbers) in INT64)
-
-    def fault(self, values: Sequence[Any]) -> str:
-        """What is wrong with the first value that does not belong here."""
-        bad = next(value for value in values if not self.fits((value,)))
-        if type(bad) is int and self.kind is int:
-            return f"{bad} does not fit in 64 bits"
-        return f"{json.dumps(bad)} is not {KINDS[self.kind]}" + (" or null" if NoneType in self.accepted else "")
-
-
-KINDS = {int: "an integer", float: "a number", str: "text"}
-
-
-def columns_of(kind: type, *, without: Sequence[str] = ()) -> dict[str, Column]:
-    """The declared columns of a dataclass of plain values, in order."""
-    declared: dict[str, Column] = {}
-    for name, hint in get_type_hints(kind).items():
-        if name not in without:
-            kinds = get_args(hint) or (hint,)
-            exact = next(k for k in kinds if k is not NoneType)
-            exact = str if exact is datetime else exact
-            accepted = {exact, int} if exact is float else {exact}
-            declared[name] = Column(exact, frozenset(accepted | ({NoneType} & {*kinds})))
-    return declared
-
-
 STEP = columns_of(StepRecord, without=("counters", "sources", "pairs"))
 COUNTERS = columns_of(Counters)
 SOURCE = columns_of(SourceRow)
@@ -202,7 +151,8 @@ def parse_line(line: str | bytes) -> dict[str, Any]:
         LedgerError: the line is not strict JSON, is of another format, or names the field whose value does not belong.
     """
     try:
-        values = _object(json.loads(line, parse_constant=_no_constant), "a step")
+        text = line if isinstance(line, str) else line.decode()  # json itself would take UTF-16 as well
+        values = _object(json.loads(text, parse_constant=_no_constant, object_pairs_hook=_once), "a step")
     except ValueError as error:
         raise LedgerError(f"not strict JSON: {error}") from None
     found = values.pop("format", None)
@@ -223,10 +173,11 @@ def parse_line(line: str | bytes) -> dict[str, Any]:
                 raise LedgerError(f"field {table}.{name}: a column is a list")
             if not column.fits(inner[name]):
                 raise LedgerError(f"field {table}.{name}: {column.fault(inner[name])}")
+            inner[name] = column.exact(inner[name])
         lengths = {name: len(inner[name]) for name in declared}
         if len(set(lengths.values())) > 1:
             raise LedgerError(f"field {table}: columns of unequal lengths {lengths}")
-    values["ended_at"] = _instant(values["ended_at"])
+    values["ended_at"] = instant(values["ended_at"])
     return values
 
 
@@ -243,11 +194,19 @@ def _same_names(found: set[str], wanted: set[str], prefix: str) -> None:
         raise LedgerError(f"field {prefix}{name} is missing")
 
 
-def _scalars(values: Mapping[str, Any], declared: Mapping[str, Column], prefix: str) -> None:
+def _scalars(values: dict[str, Any], declared: Mapping[str, Column], prefix: str) -> None:
     for name, column in declared.items():
-        value = values[name]
-        if type(value) not in column.accepted or (column.kind is int and value is not None and value not in INT64):
-            raise LedgerError(f"field {prefix}{name}: {column.fault((value,))}")
+        if not column.fits((values[name],)):
+            raise LedgerError(f"field {prefix}{name}: {column.fault((values[name],))}")
+        (values[name],) = column.exact((values[name],))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"field {next(n for n in names if names.count(n) > 1)} stands twice")
+    return values
 
 
 def _no_constant(text: str) -> Any:
@@ -259,7 +218,12 @@ def _stamp(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _instant(text: str) -> datetime:
+def instant(text: str) -> datetime:
+    """A moment of a line, in UTC.
+
+    Raises:
+        LedgerError: it is no ISO 8601 time, or names no zone.
+    """
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

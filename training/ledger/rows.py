@@ -1,57 +1,44 @@
 """What lies in run folders as Arrow tables, one for each table of the database.
 
-Types are those that the record declares (`record.Column`); values were checked when the line was parsed, so Arrow only
-copies them. Moments become UTC without a zone, as the database keeps them.
+Values were checked when they were read, so Arrow only copies them. Moments are UTC without a zone, as the database
+keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from itertools import chain
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from training.errors import LedgerError
+from training.ledger.column import Column
 from training.ledger.facts import AttemptFacts, RunFacts
-from training.ledger.record import COUNTERS, PAIR, SOURCE, STEP, Column
+from training.ledger.lines import MOMENT, TYPES, utc
+from training.ledger.record import COUNTERS, PAIR, SOURCE, STEP
 
-MOMENT = pa.timestamp("us")
-TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 OF_STEP = ("run_id", "attempt", "step")
 
 
-def step_tables(lines: Sequence[Mapping[str, Any]]) -> dict[str, pa.Table]:
-    """Parsed lines as tables `step`, `step_source` and `step_pair`."""
-    steps: dict[str, pa.Array] = {
-        name: pa.array([_utc(line[name]) for line in lines], MOMENT)
-        if name == "ended_at"
-        else _array(column, [line[name] for line in lines])
-        for name, column in STEP.items()
-    }
-    for name, column in COUNTERS.items():
-        steps[name] = _array(column, [line["counters"] and line["counters"][name] for line in lines])
+def step_tables(lines: pa.Table) -> dict[str, pa.Table]:
+    """Read lines (`lines.LINES`) as tables `step`, `step_source` and `step_pair`."""
+    counters = lines["counters"].combine_chunks()
+    columns = {name: lines[name] for name in STEP} | dict(zip(COUNTERS, counters.flatten(), strict=True))
     return {
-        "step": pa.table(steps),
+        "step": pa.table(columns),
         "step_source": _inner(lines, "sources", SOURCE),
         "step_pair": _inner(lines, "pairs", PAIR),
     }
 
 
-def _inner(lines: Sequence[Mapping[str, Any]], field: str, declared: Mapping[str, Column]) -> pa.Table:
-    lengths = [len(line[field][next(iter(declared))]) for line in lines]
-    of_line = pa.array(np.repeat(np.arange(len(lines)), lengths))
-    columns = {name: _array(STEP[name], [line[name] for line in lines]).take(of_line) for name in OF_STEP}
-    for name, column in declared.items():
-        columns[name] = _array(column, list(chain.from_iterable(line[field][name] for line in lines)))
-    return pa.table(columns)
-
-
-def _array(column: Column, values: list[Any]) -> pa.Array:
-    return pa.array(values, TYPES[column.kind])
+def _inner(lines: pa.Table, field: str, declared: Mapping[str, Column]) -> pa.Table:
+    lists = lines[field].combine_chunks().flatten()
+    of_line = pc.call_function("list_parent_indices", [lists[0]])
+    columns = {name: lines[name].combine_chunks().take(of_line) for name in OF_STEP}
+    return pa.table({**columns, **{name: one.flatten() for name, one in zip(declared, lists, strict=True)}})
 
 
 def run_tables(facts: RunFacts) -> dict[str, pa.Table]:
@@ -60,7 +47,7 @@ def run_tables(facts: RunFacts) -> dict[str, pa.Table]:
     names = ("run_id", "partition", "fingerprint", "plan", "model", "reference", "layout")
     columns = {name: pa.array([getattr(facts, name)], pa.string()) for name in names}
     return {
-        "run": pa.table({**columns, "created_at": pa.array([_utc(facts.created_at)], MOMENT)}),
+        "run": pa.table({**columns, "created_at": pa.array([utc(facts.created_at)], MOMENT)}),
         "run_dataset": pa.Table.from_pylist(used, pa.schema([(name, pa.string()) for name in used[0]] if used else [])),
     }
 
@@ -70,7 +57,7 @@ def attempt_table(facts: AttemptFacts, run_id: str, attempt: int) -> pa.Table:
     values = {"run_id": run_id, "attempt": attempt, **facts.model_dump(exclude={"format"})}
     return pa.table(
         {
-            name: pa.array([_utc(value) if isinstance(value, datetime) else value], _type_of(value))
+            name: pa.array([utc(value) if isinstance(value, datetime) else value], _type_of(value))
             for name, value in values.items()
         }
     )
@@ -101,7 +88,3 @@ def predicted_table(path: Path, run_id: str) -> pa.Table:
         )
         raise LedgerError(f"{path}: columns are not those of a prediction: {detail}")
     return table.add_column(0, "run_id", pa.array([run_id] * len(table), pa.string()))
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(tzinfo=None)
