@@ -3,7 +3,7 @@
     python benchmarks/ledger.py [--runs 25] [--store DIR]
 
 One dataset of two million pairs in twelve sources, and runs that each learn from all of it once, 64 pairs a step: 25
-runs are fifty million rows of `step_pair` and nine million of `step_source`. Lines are those of `StepRecord`; the second
+runs are fifty million rows of `step_pair` and nine million of `step_source`. Lines are those of `StepRecord`; a second
 run's are the first's under another name, since making them takes longer than loading them. Loads everything into an
 empty database, as `pairledger ledger load` does, then asks every query of docs/sql.md, of one run where it names one.
 Without --store the files go to a temporary folder (0.6 GB a run, with the database). Writes
