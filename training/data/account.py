@@ -1,9 +1,15 @@
-"""The account of a preparation: results go in, in order; shards, quarantine, fingerprint and exact counts come out."""
+"""The account of a preparation: results go in, in order; shards, quarantine, fingerprint and exact counts come out.
+
+Whenever a shard is finished, the journal says so. An account that is opened where a killed run left one goes on from
+the last shard that is whole: its rows are counted and hashed again, a hundred times faster than they were made, and
+what comes out is what an unbroken run gives, byte for byte.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +17,11 @@ import numpy as np
 import pyarrow as pa
 from blake3 import blake3
 
+from training.data import journal
 from training.data.fingerprint import DatasetHasher, file_fingerprint
+from training.data.journal import Mark
 from training.data.manifest import QUARANTINE, Manifest, StoredFile
-from training.data.pair import REASONS, Rejection
+from training.data.pair import REASONS
 from training.data.recipe import Recipe
 from training.data.shards import PARTS, ShardWriter, lengths, true_values
 from training.data.tokenize import Notes
@@ -26,20 +34,32 @@ SHOWN = 5
 
 
 class Account:
-    """Takes results in order: appends to shards and quarantine, hashes and counts."""
+    """Takes results in order: appends to shards and quarantine, hashes and counts.
+
+    `chunks` is how many have been taken; where it is not 0 at the beginning, an earlier run has finished `shards`.
+    """
 
     def __init__(self, staging: Path, inputs: dict[str, str], shard_bytes: int) -> None:
-        self.rows = self.pairs = 0
-        self._shards = ShardWriter(staging, inputs, limit=shard_bytes)
-        self._quarantine = (staging / QUARANTINE).open("w", encoding="utf-8")
+        marks = journal.recover(staging)
+        self._staging = staging
         self._hasher = DatasetHasher(**{name: inputs[name] for name in ("tokenizer", "template", "recipe")})
-        self._reasons: Counter[str] = Counter()
-        self._first: list[Rejection] = []
-        self._notes = Notes()
         self._tokens: Counter[str] = Counter()
         self._cut: Counter[str] = Counter()
         self._seen: set[int] = set()
         self._twins: Counter[str] = Counter({"same": 0, "swapped": 0})
+        self.pairs = 0
+        for mark in marks:
+            self._replay(staging / mark.shard.file)
+        self.shards = len(marks)
+        last = marks[-1] if marks else None
+        self.chunks, self.rows, self._into = (last.chunks, last.rows, last.into) if last else (0, 0, 0)
+        self._reasons = Counter(last.reasons if last else {})
+        self._notes = Notes(last.notes if last else {})
+        self._marked = last.quarantine_bytes if last else 0
+        self._shards = ShardWriter(staging, inputs, limit=shard_bytes, finished=[mark.shard for mark in marks])
+        self._quarantine = (staging / QUARANTINE).open("ab")
+        self._quarantine.truncate(self._marked)
+        self._quarantine.seek(self._marked)
 
     def close(self) -> None:
         """Let go of the files, finished or not."""
@@ -49,17 +69,18 @@ class Account:
     def take(self, done: Done) -> None:
         """Add a chunk's result."""
         batch = pa.ipc.open_stream(done.batch).read_next_batch()
+        begun, self._into = self._into, 0
+        rest = batch.slice(begun)
+        for shard, row in self._shards.add(rest):
+            self._mark(shard, begun + row)
+        self._take(rest)
+        self.chunks += 1
         self.rows += done.rows
-        self.pairs += batch.num_rows
-        self._shards.add(batch)
-        self._hash(batch)
-        self._count(batch)
         self._notes += done.notes
-        self._first += done.refused[: SHOWN - len(self._first)]
         for refused in done.refused:
             self._reasons[refused.reason] += 1
             values = {name: getattr(refused, name) for name in ("source", "locator", "reason", "detail", "row")}
-            self._quarantine.write(json.dumps(values, ensure_ascii=False) + "\n")
+            self._quarantine.write(json.dumps(values, ensure_ascii=False).encode() + b"\n")
 
     def manifest(
         self, about: dict[str, Any], inputs: dict[str, str], tokenizer: Tokenizer, recipe: Recipe, max_quarantine: float
@@ -73,7 +94,7 @@ class Account:
         shards, refused = self._shards.finish(), sum(self._reasons.values())
         if not self.pairs or refused > max_quarantine * (self.pairs + refused):
             raise SourceError(self._refusal(about["name"], refused, max_quarantine))
-        path = Path(self._quarantine.name)
+        path = self._staging / QUARANTINE
         return Manifest(
             fingerprint=self._hasher.fingerprint(),
             inputs=inputs,
@@ -105,9 +126,38 @@ class Account:
     def _refusal(self, name: str, refused: int, max_quarantine: float) -> str:
         outcomes = self.pairs + refused
         reasons = ", ".join(f"{REASONS[code]} ({count})" for code, count in self._reasons.most_common())
-        first = "; ".join(f"{row.locator}: {row.detail}" for row in self._first)
+        with (self._staging / QUARANTINE).open(encoding="utf-8") as lines:
+            found = [json.loads(line) for line in islice(lines, SHOWN)]
+        first = "; ".join(f"{row['locator']}: {row['detail']}" for row in found)
         allowed = "" if not self.pairs else f", and at most {max_quarantine:.1%} may be (--max-quarantine)"
         return f"source {name}: {refused} of {outcomes} rows dropped{allowed}: {reasons or 'no rows'}; first: {first}"
+
+    def _mark(self, shard: StoredFile, into: int) -> None:
+        """Note a finished shard, before anything of the chunk that it ends in is counted."""
+        self._quarantine.flush()
+        start, self._marked = self._marked, self._quarantine.tell()
+        mark = Mark(
+            shard=shard,
+            chunks=self.chunks,
+            into=into,
+            rows=self.rows,
+            reasons=dict(self._reasons),
+            notes=dict(self._notes.counts),
+            quarantine_bytes=self._marked,
+            quarantine_digest=journal.quarantined(self._staging, start, self._marked),
+        )
+        journal.append(self._staging, mark)
+
+    def _replay(self, shard: Path) -> None:
+        with pa.memory_map(str(shard)) as mapped:
+            reader = pa.ipc.open_file(mapped)
+            for number in range(reader.num_record_batches):
+                self._take(reader.get_batch(number))
+
+    def _take(self, batch: pa.RecordBatch) -> None:
+        self.pairs += batch.num_rows
+        self._hash(batch)
+        self._count(batch)
 
     def _hash(self, batch: pa.RecordBatch) -> None:
         ids = [_cells(batch.column(f"{part}_ids")) for part in PARTS]

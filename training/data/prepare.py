@@ -3,7 +3,8 @@
 The main process reads rows without looking into them; workers parse, render and tokenize a chunk and give back columns
 (`workers`); the main process takes the results in order, hashes and counts them and appends them to shards (`account`).
 Everything is written in a staging folder inside the target and moved into place at the end, the manifest last
-(`target`). Only a few chunks are in flight, so memory does not grow with the input.
+(`target`). A preparation that was interrupted goes on from its last finished shard (`journal`). Only a few chunks are
+in flight, so memory does not grow with the input.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from training.config import LimitsConfig
 from training.data.account import Account
-from training.data.manifest import MANIFEST
+from training.data.manifest import FORMAT, MANIFEST
 from training.data.recipe import make_recipe
 from training.data.shards import SHARD_BYTES, Dataset, open_dataset
 from training.data.sources import SourceSpec, chunks, open_source
@@ -37,6 +39,8 @@ class PrepareReport:
     reused: bool
     """An equal dataset was there and verified; nothing was written."""
     seconds: float
+    resumed: int = 0
+    """Shards that an interrupted preparation had finished."""
 
     def to_json(self) -> dict[str, Any]:
         """The keys that `pairledger prepare --json` prints."""
@@ -45,6 +49,7 @@ class PrepareReport:
             "dataset": manifest.fingerprint,
             "path": str(self.dataset.path),
             "reused": self.reused,
+            "resumed": self.resumed,
             **manifest.counts,
             "shards": [shard.file for shard in manifest.shards],
             "tokens": dict(manifest.tokens),
@@ -104,9 +109,11 @@ def prepare(
         same = next((found for path in known if (found := same_dataset(path.parent, inputs, about))), None)
         if same is not None:
             return PrepareReport(dataset=same, reused=True, seconds=time.monotonic() - began)
-        with staged(out, inputs) as staging:
-            incoming = rewind(source) if isinstance(source, StoredPairs) else chunks(source)
+        with staged(out, FORMAT, inputs, about, shard_bytes) as staging:
             with closing(Account(staging, inputs, shard_bytes)) as account:
+                resumed = account.shards
+                every = rewind(source) if isinstance(source, StoredPairs) else chunks(source)
+                incoming = islice(every, account.chunks, None)
                 for done in results(incoming, loaded, recipe, tokenizer, template, workers):
                     account.take(done)
                     if progress:
@@ -115,4 +122,6 @@ def prepare(
                 manifest = account.manifest(about, inputs, loaded, recipe, max_quarantine)
             final = out / manifest.fingerprint.replace(":", "-") if by_fingerprint else out
             commit(staging, final, manifest)
-    return PrepareReport(dataset=open_dataset(final, verify=False), reused=False, seconds=time.monotonic() - began)
+    return PrepareReport(
+        dataset=open_dataset(final, verify=False), reused=False, seconds=time.monotonic() - began, resumed=resumed
+    )

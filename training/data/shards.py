@@ -63,20 +63,33 @@ def _key(ids: Sequence[int]) -> int:
 class ShardWriter:
     """Writes batches of rows, in order, to `shard-00000.arrow` and so on, each at most `limit` bytes of ids.
 
-    Shards are a function of the rows and of where the batches end, so the same chunks give the same bytes.
+    Shards are a function of the rows and of where the batches end, so the same chunks give the same bytes, and so do
+    the rows that follow some `finished` shards.
     """
 
-    def __init__(self, folder: Path, inputs: Mapping[str, str], *, limit: int = SHARD_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        inputs: Mapping[str, str],
+        *,
+        limit: int = SHARD_BYTES,
+        finished: Sequence[StoredFile] = (),
+    ) -> None:
         metadata = {"pairledger.format": str(FORMAT), **{f"pairledger.{name}": value for name, value in inputs.items()}}
         self._schema = SCHEMA.with_metadata(metadata)
         self._folder = folder
         self._limit = limit
         self._open: tuple[Path, Any, Any] | None = None
         self._bytes = self._rows = self._tokens = 0
-        self.files: list[StoredFile] = []
+        self.files = list(finished)
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows of `SCHEMA`, cut where a shard is full."""
+    def add(self, batch: pa.RecordBatch) -> list[tuple[StoredFile, int]]:
+        """Take rows of `SCHEMA`, cut where a shard is full.
+
+        Returns:
+            Each shard that was finished on the way, and the row of the batch with which the next one begins.
+        """
+        finished: list[tuple[StoredFile, int]] = []
         tokens = np.sum([lengths(batch.column(f"{part}_ids")) for part in PARTS], axis=0)
         start = 0
         while start < batch.num_rows:
@@ -84,10 +97,12 @@ class ShardWriter:
             fits = int(np.searchsorted(np.cumsum(tokens[start:]) * 4, room, side="right"))
             if fits == 0 and self._rows:
                 self._close()
+                finished.append((self.files[-1], start))
                 continue
             end = start + max(fits, 1)
             self._write(batch.slice(start, end - start), int(tokens[start:end].sum()))
             start = end
+        return finished
 
     def finish(self) -> tuple[StoredFile, ...]:
         """Close the last shard; gives all of them."""

@@ -9,7 +9,10 @@ the shards made from it have the fingerprint of those made from the source direc
 from __future__ import annotations
 
 import json
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from training.data.fingerprint import file_fingerprint, fp
 from training.data.manifest import MANIFEST
 from training.data.pair import Message, Pair, Rejection
 from training.data.sources import Source, chunks, parse
+from training.data.target import locked, staged
 from training.errors import DatasetError
 
 FORMAT = 1
@@ -73,39 +77,46 @@ def store_pairs(
 
     Raises:
         SourceError: a file cannot be read.
+        DatasetError: nothing can be written there.
     """
-    for folder in sorted(root.glob(f"*/{MANIFEST}")):
-        found = open_pairs(folder.parent)
-        if found.source["fingerprint"] == source.fingerprint and found.source["name"] == source.spec.name:
-            return found
-    staging = root / f".staging-{source.fingerprint.replace(':', '-')}"
-    staging.mkdir(parents=True, exist_ok=True)
+    with locked(root), staged(root, FORMAT, describe(source)) as staging:
+        for path in sorted(root.glob(f"*/{MANIFEST}")):
+            with suppress(DatasetError):  # a damaged folder is written anew
+                found = open_pairs(path.parent)
+                if found.source["fingerprint"] == source.fingerprint and found.source["name"] == source.spec.name:
+                    return found
+        counts = _write_pairs(source, staging / FILE, progress)
+        digest = file_fingerprint(staging / FILE)
+        fingerprint = fp("pairs", digest)
+        manifest = {
+            "format": FORMAT,
+            "fingerprint": fingerprint,
+            "digest": digest,
+            "source": describe(source),
+            "counts": counts,
+        }
+        (staging / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        final = root / fingerprint.replace(":", "-")
+        if final.exists():  # the same outcomes of a source with other bytes, or damaged ones
+            shutil.rmtree(final)
+        staging.rename(final)
+    return open_pairs(final)
+
+
+def _write_pairs(source: Source, path: Path, progress: Callable[[int, int | None], None] | None) -> dict[str, Any]:
     rows = pairs = 0
-    reasons: dict[str, int] = {}
-    with pa.OSFile(str(staging / FILE), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
+    reasons: Counter[str] = Counter()
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
         for chunk in chunks(source):
             outcomes = parse(chunk)
             writer.write_batch(pa.RecordBatch.from_pylist([_to_row(outcome) for outcome in outcomes], schema=SCHEMA))
             rows += len(chunk)
-            pairs += sum(isinstance(outcome, Pair) for outcome in outcomes)
-            for outcome in outcomes:
-                if isinstance(outcome, Rejection):
-                    reasons[outcome.reason] = reasons.get(outcome.reason, 0) + 1
+            refused = [outcome.reason for outcome in outcomes if isinstance(outcome, Rejection)]
+            pairs += len(outcomes) - len(refused)
+            reasons.update(refused)
             if progress:
                 progress(rows, None)
-    digest = file_fingerprint(staging / FILE)
-    manifest = {
-        "format": FORMAT,
-        "fingerprint": fp("pairs", digest),
-        "digest": digest,
-        "source": describe(source),
-        "counts": {"rows": rows, "pairs": pairs, "quarantined": sum(reasons.values()), "reasons": reasons},
-    }
-    (staging / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    final = root / str(manifest["fingerprint"]).replace(":", "-")
-    if not final.exists():  # another writer of the same rows may have been first: its folder is as good
-        staging.rename(final)
-    return open_pairs(final)
+    return {"rows": rows, "pairs": pairs, "quarantined": reasons.total(), "reasons": dict(reasons)}
 
 
 def open_pairs(path: Path) -> StoredPairs:

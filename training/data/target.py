@@ -1,7 +1,7 @@
 """The folder a dataset is written into: checked, locked, staged, and committed by its manifest.
 
-A killed writer leaves a staging folder, which no reader looks into and the next writer removes. Two writers of one
-folder take turns, and the second finds the work done.
+An interrupted writer leaves a staging folder, which no reader looks into; the next writer of the same goes on from it,
+and one of anything else removes it. Two writers of one folder take turns, and the second finds the work done.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import fcntl
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from training.data.fingerprint import fp
+from training.data.journal import JOURNAL
 from training.data.manifest import MANIFEST, QUARANTINE, Manifest, read_manifest, write_manifest
 from training.data.shards import Dataset, open_dataset
 from training.errors import ConfigError, DatasetError
@@ -38,32 +39,61 @@ def check_target(out: Path, *, by_fingerprint: bool) -> None:
 def locked(out: Path) -> Generator[None]:
     """One writer of a folder at a time; another waits, and then finds the work done."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        handle = os.open(out, os.O_RDONLY)
+        handle = _lock(out)
     except OSError as error:
         raise DatasetError(f"{out}: cannot be written ({error.strerror}); name another --out") from None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
         if not any(out.iterdir()):
             out.rmdir()
+        os.close(handle)
+
+
+def _lock(out: Path) -> int:
+    """A locked handle of the folder; who waited while it was removed makes it anew."""
+    while True:
+        out.mkdir(parents=True, exist_ok=True)
+        handle = os.open(out, os.O_RDONLY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), out.stat()):
+                return handle
+        os.close(handle)
 
 
 @contextmanager
-def staged(out: Path, inputs: dict[str, str]) -> Generator[Path]:
-    """A folder inside the target for files that are not committed yet; gone afterwards, whatever happens."""
-    for left in out.glob(".staging-*"):  # of a killed writer: the lock is ours
-        shutil.rmtree(left)
-    staging = out / f".staging-{fp('inputs', inputs).partition(':')[2][:12]}"
-    staging.mkdir()
+def staged(out: Path, *key: Any) -> Generator[Path]:
+    """A folder inside the target for files that are not committed yet, known by all that decides their bytes.
+
+    What was interrupted (killed, stopped by hand, out of disk or of memory) stays if a shard of it is finished, for the
+    next writer with the same key to go on from; anything else is gone afterwards. Leftovers of other keys are removed.
+    """
+    staging = out / f".staging-{fp('staging', *key).partition(':')[2][:12]}"
+    for left in out.glob(".staging-*"):  # the lock is ours, so their writers are dead
+        if left != staging:
+            shutil.rmtree(left)
+    keeps = False
     try:
+        staging.mkdir(exist_ok=True)
         yield staging
     except OSError as error:
-        raise DatasetError(f"{out}: cannot be written ({error}); nothing was kept") from None
+        keeps = _finished_some(staging)
+        go_on = f"what is finished lies in {staging}, and the same command goes on from there"
+        kept = go_on if keeps else "nothing was kept"
+        raise DatasetError(f"{out}: preparation was interrupted: {error}; {kept}") from None
+    except KeyboardInterrupt:
+        keeps = _finished_some(staging)
+        raise
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        if not keeps:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _finished_some(staging: Path) -> bool:
+    with suppress(OSError):
+        return (staging / JOURNAL).stat().st_size > 0
+    return False
 
 
 def same_dataset(folder: Path, inputs: dict[str, str], about: dict[str, Any]) -> Dataset | None:

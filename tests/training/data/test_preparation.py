@@ -7,10 +7,14 @@ import gzip
 import json
 import multiprocessing
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +33,9 @@ from training.data.prepare import prepare
 from training.data.shards import Dataset, open_dataset
 from training.data.sources import SourceSpec, open_source
 from training.data.stored import open_pairs, store_pairs
+from training.data.target import locked
 from training.data.tokenizer import load_tokenizer
-from training.errors import ConfigError, DatasetError, SourceError
+from training.errors import ConfigError, DatasetError, IdentityError, SourceError
 from training.ledger.store import load, query
 
 GOOD = {"prompt": "a", "chosen": "b", "rejected": "c"}
@@ -243,41 +248,282 @@ def test_a_killed_worker_is_an_error_and_nothing_is_visible(tmp_path: Path, toke
             os.kill(child.pid or 0, signal.SIGKILL)
 
     data = lines(tmp_path / "p.jsonl", rows(6000))
-    with pytest.raises(DatasetError, match="worker processes died"):
+    with pytest.raises(DatasetError, match="worker process died.*nothing was kept"):
         prepare(spec(data), tokenizer, tmp_path / "out", workers=2, progress=kill)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_killed_preparation_is_invisible_and_the_next_is_whole(tmp_path: Path, tokenizer: Path) -> None:
-    data, out = lines(tmp_path / "p.jsonl", rows(3000)), tmp_path / "out"
-    script = (
-        "import os, sys\nfrom pathlib import Path\nfrom training.data.prepare import prepare\n"
-        "from training.data.sources import SourceSpec\n"
-        "prepare(SourceSpec(name='s', inputs=(sys.argv[1],)), Path(sys.argv[2]), Path(sys.argv[3]), workers=1,\n"
-        "        progress=lambda done, total: os.kill(os.getpid(), 9) if done > 1000 else None)\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script, str(data), str(tokenizer), str(out)], timeout=60, check=False)
-    assert ended.returncode == -9
-    assert list(out.glob(".staging-*"))
+@pytest.mark.slow
+def test_a_worker_killed_at_any_moment_never_hangs_its_parent(tmp_path: Path, tokenizer: Path) -> None:
+    """A result may be half-way through its pipe."""
+    data, rng, ends = lines(tmp_path / "p.jsonl", rows(30_000)), random.Random(0), list[str]()
+    for trial in range(12):
+
+        def kill(after: float) -> None:
+            deadline = time.monotonic() + 30
+            while not (children := multiprocessing.active_children()) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(after)
+            with suppress(ProcessLookupError):
+                os.kill(rng.choice(children).pid or 0, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill, args=(rng.uniform(3, 6),))
+        killer.start()
+        try:
+            prepare(spec(data), tokenizer, tmp_path / str(trial), workers=2)
+            ends.append("through")
+        except DatasetError as error:
+            assert "worker process died" in str(error)
+            ends.append("died")
+        killer.join()
+        assert not multiprocessing.active_children()
+    assert ends.count("died") > 5, ends
+
+
+def test_a_worker_with_another_tokenizer_is_noticed(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder changes between the loading of the parent, which writes the identity down, and of its workers."""
+    moving = tmp_path / "moving"
+    shutil.copytree(tokenizer, moving)
+
+    def changed_afterwards(*given: Any) -> Any:
+        loaded = load_tokenizer(*given)
+        write(moving, byte_level(prefix_space=True), CHATML)
+        return loaded
+
+    monkeypatch.setattr("training.data.prepare.load_tokenizer", changed_afterwards)
+    with pytest.raises(IdentityError, match="changed on disk while it was in use: tok1:"):
+        prepare(spec(lines(tmp_path / "p.jsonl", rows(1600))), moving, tmp_path / "out", workers=2, shard_bytes=5000)
+    assert not (tmp_path / "out").exists()
+
+
+PREPARE = """
+import json, os, sys
+from pathlib import Path
+from training.data.prepare import prepare
+from training.data.sources import SourceSpec
+data, tokenizer, out, workers, dies_after = sys.argv[1:]
+def show(done, total):
+    if done > int(dies_after): os.kill(os.getpid(), 9)
+if __name__ == "__main__":
+    done = prepare(SourceSpec(name="s", inputs=(data,)), Path(tokenizer), Path(out), workers=int(workers),
+                   progress=show, shard_bytes=30_000)
+    print(json.dumps(done.to_json()))
+"""
+
+
+def preparing(tmp_path: Path, *given: Any) -> subprocess.Popen[bytes]:
+    """A preparation in a process of its own; killed once more than `given[-1]` rows are done."""
+    script = tmp_path / "preparing.py"
+    script.write_text(PREPARE, encoding="utf-8")
+    return subprocess.Popen([sys.executable, str(script), *map(str, given)], stdout=subprocess.PIPE)
+
+
+def mixed(count: int) -> list[dict[str, Any]]:
+    """Rows of which some fall and some come again, so that every count has something to get wrong."""
+    made = rows(count)
+    made[3::50] = [{"prompt": f"no answer {i}"} for i in range(len(made[3::50]))]
+    made[7::90] = [GOOD] * len(made[7::90])
+    return made
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_preparation_goes_on_from_its_last_finished_shard(
+    tmp_path: Path, tokenizer: Path, workers: int
+) -> None:
+    """Killed by SIGKILL, its workers with it; what the next run makes is what an unbroken one does."""
+    data, out = lines(tmp_path / "p.jsonl", mixed(4000)), tmp_path / "out"
+    unbroken = prepare(spec(data), tokenizer, tmp_path / "unbroken", workers=1, shard_bytes=30_000)
+    assert len(unbroken.dataset.manifest.shards) > 8
+    children: set[int] = set()
+    killed = preparing(tmp_path, data, tokenizer, out, workers, 2000)
+    while killed.poll() is None:
+        with suppress(OSError):
+            children |= set(map(int, Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()))
+        time.sleep(0.02)
+    assert killed.communicate() and killed.returncode == -9
+    assert len(children) >= workers * (workers > 1)
     with pytest.raises(DatasetError, match="does not hold a finished dataset"):
         open_dataset(out)
-    whole = prepare(spec(data), tokenizer, out, workers=1)
-    assert whole.to_json()["pairs"] == 3000
-    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "quarantine.jsonl", "shard-00000.arrow"]
+    deadline = time.monotonic() + 10
+    while alive := [child for child in children if _alive(child)]:
+        assert time.monotonic() < deadline, f"workers outlive their parent: {alive}"
+        time.sleep(0.05)
+    resumed = preparing(tmp_path, data, tokenizer, out, workers, 10**9)
+    assert json.loads(resumed.communicate(timeout=60)[0])["resumed"] >= 4
+    assert files(out) == files(tmp_path / "unbroken")
+    open_dataset(out)
 
 
-def test_a_full_disk_leaves_the_older_version(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def interrupted_anywhere(place: Path, tokenizer: Path, data: st.DataObject) -> None:
+    """Interrupted at any chunk, with its files cut or altered afterwards as a lost power may leave them."""
+    size = data.draw(st.sampled_from([400, 3000, 20_000]))
+    source = spec(lines(place / "p.jsonl", mixed(1800)))
+    prepare(source, tokenizer, place / "unbroken", workers=1, shard_bytes=size)
+    for _ in range(data.draw(st.integers(1, 3))):
+        stop = data.draw(st.integers(0, 1799))
+
+        def interrupt(done: int, total: int | None, stop: int = stop) -> None:
+            if done > stop:
+                raise KeyboardInterrupt
+
+        with suppress(KeyboardInterrupt):
+            prepare(source, tokenizer, place / "out", workers=1, shard_bytes=size, progress=interrupt)
+        for left in sorted(place.glob("out/.staging-*/*")):
+            damage = data.draw(st.sampled_from(["none", "none", "none", "cut", "flip", "gone"]))
+            held = bytearray(left.read_bytes())
+            if damage == "gone":
+                left.unlink()
+            elif damage != "none" and held:
+                at = data.draw(st.integers(0, len(held) - 1))
+                held[at] ^= 255 if damage == "flip" else 0
+                left.write_bytes(held[:at] if damage == "cut" else held)
+    prepare(source, tokenizer, place / "out", workers=1, shard_bytes=size)
+    assert files(place / "out") == files(place / "unbroken")
+
+
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_interrupted_anywhere_it_ends_in_the_same_bytes(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: Path, data: st.DataObject
+) -> None:
+    interrupted_anywhere(tmp_path_factory.mktemp("interrupted"), tokenizer, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_interrupted_anywhere_often(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: Path, data: st.DataObject
+) -> None:
+    interrupted_anywhere(tmp_path_factory.mktemp("interrupted"), tokenizer, data)
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_it_ends_in_the_same_bytes(tmp_path: Path, tokenizer: Path) -> None:
+    """SIGKILL by the clock, whatever the process is doing, until one run gets through."""
+    rng = random.Random(0)
+    data, resumed = lines(tmp_path / "p.jsonl", mixed(20_000)), []
+    prepare(spec(data), tokenizer, tmp_path / "unbroken", workers=1, shard_bytes=30_000)
+    for trial in range(6):
+        out, longest = tmp_path / f"out{trial}", 2.5
+        while True:
+            running = preparing(tmp_path, data, tokenizer, out, trial % 2 + 1, 10**9)
+            with suppress(subprocess.TimeoutExpired):
+                running.wait(timeout=rng.uniform(0.5, longest))
+            running.kill()
+            told = running.communicate()[0]
+            if running.returncode == 0:
+                resumed.append(json.loads(told)["resumed"])
+                break
+            longest *= 1.3
+        assert files(out) == files(tmp_path / "unbroken")
+    assert sum(resumed) > 0, resumed
+
+
+def test_what_an_interrupted_run_left_is_taken_by_its_like_alone(tmp_path: Path, tokenizer: Path) -> None:
+    data, out = lines(tmp_path / "p.jsonl", mixed(1500)), tmp_path / "out"
+
+    def interrupt(done: int, total: int | None) -> None:
+        if done > 1000:
+            raise KeyboardInterrupt
+
+    def left() -> list[str]:
+        with pytest.raises(KeyboardInterrupt):
+            prepare(spec(data), tokenizer, out, workers=1, shard_bytes=20_000, progress=interrupt)
+        return [path.name for path in out.glob(".staging-*")]
+
+    (first,) = left()
+    assert prepare(spec(data), tokenizer, out, workers=1, shard_bytes=20_000).resumed > 0
+    (out / MANIFEST).unlink()
+    assert left() == [first]
+    other = prepare(spec(data), tokenizer, out, workers=1, shard_bytes=20_000, limits=LimitsConfig(max_tokens=60))
+    assert other.resumed == 0
+    assert not list(out.glob(".staging-*"))
+    left()
+    lines(data, [*mixed(1499), GOOD])
+    assert prepare(spec(data), tokenizer, out, workers=1, shard_bytes=20_000).resumed == 0
+    assert not list(out.glob(".staging-*"))
+
+
+def test_a_full_disk_leaves_the_older_version_and_what_was_finished(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     old = prepare(spec(lines(tmp_path / "a.jsonl", rows(5))), tokenizer, out, workers=1)
+    new, room = spec(lines(tmp_path / "b.jsonl", rows(900))), [700]
+    write_rows = account.ShardWriter.add
 
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def until_full(self: Any, batch: pa.RecordBatch) -> Any:
+        room[0] -= batch.num_rows
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_rows(self, batch)
 
-    monkeypatch.setattr(account.ShardWriter, "add", full)
-    with pytest.raises(DatasetError, match="No space left"):
-        prepare(spec(lines(tmp_path / "b.jsonl", rows(6))), tokenizer, out, workers=1)
+    monkeypatch.setattr(account.ShardWriter, "add", until_full)
+    with pytest.raises(DatasetError, match=r"No space left.*what is finished lies in .*\.staging-.*goes on from there"):
+        prepare(new, tokenizer, out, workers=1, shard_bytes=20_000)
     assert open_dataset(out).fingerprint == old.dataset.fingerprint
+    room[0] = 10**9
+    done = prepare(new, tokenizer, out, workers=1, shard_bytes=20_000)
+    assert done.resumed > 0
+    assert len(pairs(open_dataset(out))) == 900
     assert not list(out.glob(".staging-*"))
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path, tokenizer: Path) -> None:
+    """A file system of 256 KB; no dataset is visible on it at any time."""
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        data = lines(tmp_path / "p.jsonl", rows(3000))
+        for shard_bytes in (1 << 20, 50_000):
+            with pytest.raises(DatasetError, match="No space left"):
+                prepare(spec(data), tokenizer, small / "out", workers=1, shard_bytes=shard_bytes)
+            with pytest.raises(DatasetError, match="no manifest|is not there"):
+                open_dataset(small / "out")
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_a_writer_waits_for_another_that_leaves_nothing(tmp_path: Path) -> None:
+    """The folder that the second one waits for is gone when its turn comes; it makes it anew."""
+    out, order = tmp_path / "out", list[str]()
+
+    def second() -> None:
+        with locked(out):
+            order.append("second")
+            (out / "mine").touch()
+
+    with locked(out):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(0.2)
+        order.append("first")
+    waiting.join(timeout=10)
+    assert order == ["first", "second"]
+    assert (out / "mine").exists()
+
+
+def test_stored_pairs_are_written_anew_where_they_are_damaged(tmp_path: Path) -> None:
+    source = open_source(spec(lines(tmp_path / "p.jsonl", rows(30))))
+    stored = store_pairs(source, tmp_path / "pairs")
+    whole = files(stored.path)
+    (tmp_path / "pairs" / ".staging-dead").mkdir()
+    (stored.path / "pairs-00000.arrow").write_bytes(b"cut")
+    assert store_pairs(source, tmp_path / "pairs") == stored
+    assert files(stored.path) == whole
+    assert [path.name for path in (tmp_path / "pairs").iterdir()] == [stored.path.name]
 
 
 def test_two_writers_of_one_folder_converge(tmp_path: Path, tokenizer: Path) -> None:
