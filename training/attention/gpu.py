@@ -1,7 +1,7 @@
 """Attention as one variable-length flash call a layer (`torch.nn.attention.varlen`).
 
 Queries and keys have borders of their own, so a shared prompt's keys may stand in several segments; the kernel is
-causal and aligned at the end. Flash kernels take half precision only: fp32 rows go span by span, as on the CPU.
+causal and aligned at the end. Flash kernels take half precision only: fp32 rows go span by span.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.attention import cpu
+from training.attention import spans
 from training.attention.packed import Packed, borders
 
 
@@ -43,7 +43,7 @@ def arguments(packed: Packed, window: int | None, device: torch.device | None = 
 def attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scale: float, window: int | None) -> Tensor:
     """`[T, Hq, D]`, `[T, Hk, D]` twice -> `[T, Hq, D]`."""
     if q.dtype == torch.float32:
-        return cpu.attention(q, k, v, packed, scale, window)
+        return spans.attention(q, k, v, packed, scale, window)
     from torch.nn.attention.varlen import varlen_attn
 
     told = packed.once(("varlen", window, q.device), lambda: arguments(packed, window, q.device))
