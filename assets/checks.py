@@ -21,6 +21,7 @@ from training.errors import PairLedgerError
 from training.ledger.facts import ATTEMPT, PREDICTED, AttemptFacts, read_facts
 from training.ledger.reconcile import reconcile
 from training.ledger.rows import predicted_table
+from training.ledger.store import runs
 
 ROOM = {"window_tokens", "physical_tokens", "packs", "empty_packs"}
 """Counters that depend on the topology."""
@@ -91,11 +92,11 @@ def plan_equals_ledger(context: dg.AssetCheckExecutionContext, store: ShardStore
 
 def accounts_agree(ledger: TokenLedger) -> dg.AssetCheckResult:
     """Plan, ledger and manifests of every loaded run agree in the database, down to the pair."""
-    _, runs = ledger.query("select run_id from run order by run_id")
-    rows = [(run_id, str(difference)) for (run_id,) in runs for difference in reconcile(ledger.root, run_id)]
+    known = runs(ledger.root)
+    rows = [(run_id, str(difference)) for run_id in known for difference in reconcile(ledger.root, run_id)]
     return dg.AssetCheckResult(
         passed=not rows,
-        description=f"{len(rows)} differences in {len(runs)} runs",
+        description=f"{len(rows)} differences in {len(known)} runs",
         metadata={"differences": markdown_table(["run", "difference"], rows[:SHOWN])} if rows else {},
     )
 

@@ -55,3 +55,15 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     links = re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text(encoding="utf-8"))
     missing = [link for link in links if not (path.parent / link).exists()]
     assert not missing, f"{page} links to {missing}"
+
+
+def test_every_command_that_is_named_exists() -> None:
+    from pipeline.cli import parsers
+    from pipeline.commands.ledger import ACTIONS
+
+    _, own = parsers()
+    text = "".join(path.read_text(encoding="utf-8") for path in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+    named = re.findall(r"pairledger ((?:ledger )?[a-z]+)", text)
+    assert len(named) > 20
+    known = {*own, *(f"ledger {action}" for action in ACTIONS)}
+    assert not {name for name in named if name not in known}

@@ -3,7 +3,6 @@
 import argparse
 
 from pipeline.console import console, escaped
-from training.errors import LedgerError
 
 HELP = "a run's account as one HTML page"
 ABOUT = """Write what a run's tokens came to, as one page without anything to load: fill and loss density by step and
@@ -22,16 +21,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Load what is new and write the page."""
     from training.config import store_root
     from training.ledger.report import write_report
-    from training.ledger.store import load, query
+    from training.ledger.store import load, run_named
 
     root = store_root(arguments.store)
     load(root)
-    _, rows = query(root, "select run_id from run order by created_at desc, run_id")
-    known = [name for (name,) in rows]
-    found = [name for name in known if name == arguments.run_id] or [n for n in known if n.startswith(arguments.run_id)]
-    if len(found) != 1:
-        choice = ", ".join((found or known)[:5]) or "none yet; train first"
-        raise LedgerError(f"{root} has {len(found)} runs named {arguments.run_id}; there are: {choice}")
-    path = write_report(root, found[0], arguments.out)
-    console().print(f"{escaped(found[0])}  [dim]{escaped(str(path))}[/dim]")
+    run_id = run_named(root, arguments.run_id)
+    path = write_report(root, run_id, arguments.out)
+    console().print(f"{escaped(run_id)}  [dim]{escaped(str(path))}[/dim]")
     return 0

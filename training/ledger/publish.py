@@ -79,15 +79,18 @@ def open_snapshot(folder: Path) -> duckdb.DuckDBPyConnection:
     """Open the newest snapshot for reading alone: nothing can be written, neither to it nor to other files.
 
     Raises:
-        LedgerError: nothing has been loaded yet.
+        LedgerError: nothing has been loaded yet, or another program holds the snapshot open for writing.
     """
     for _ in range(KEEP):
         snapshot = current(folder)
         try:
             connection = duckdb.connect(str(snapshot), read_only=True, config={"enable_external_access": "false"})
-        except duckdb.IOException:
+        except duckdb.IOException as error:
             if snapshot.exists():  # else it was retired since the link was read; a newer one is there
-                raise
+                raise LedgerError(
+                    f"{snapshot}: cannot be opened ({str(error).splitlines()[0]}); where another program holds it "
+                    "open for writing, close it there, or load: that publishes another"
+                ) from None
         else:
             connection.execute("set timezone = 'UTC'; set lock_configuration = true")
             return connection

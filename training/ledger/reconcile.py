@@ -9,6 +9,7 @@ read, or one that is there twice, is a difference too. A run is sound when the l
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from blake3 import blake3
 from training.errors import LedgerError
 from training.ledger.lines import line_blocks, read_lines
 from training.ledger.record import parse_line
-from training.ledger.store import query
+from training.ledger.store import query, runs
 from training.ledger.writer import STEPS
 
 SHOWN = 20
@@ -49,9 +50,8 @@ def reconcile(store_root: str | Path, run_id: str) -> list[Difference]:
         LedgerError: the database does not know the run.
     """
     root = Path(store_root)
-    if not query(root, "select 1 from run where run_id = ?", [run_id])[1]:
-        known = [name for (name,) in query(root, "select run_id from run order by created_at desc limit 5")[1]]
-        raise LedgerError(f"no run {run_id} is loaded; the newest are {known}; load the ledgers, or name another run")
+    if run_id not in runs(root):
+        raise LedgerError(f"no run {run_id} is loaded; the newest are {runs(root)[:5]}; load, or name another run")
     sql = "select rule, step, subject, expected, found from discrepancy where run_id = ? order by all"
     _, rows = query(root, sql, [run_id])
     named = [dict(zip(("rule", "step", "subject", "expected", "found"), row, strict=True)) for row in rows]
@@ -67,14 +67,16 @@ def require_reconciled(store_root: str | Path, run_id: str) -> None:
     Raises:
         LedgerError: they do not; the message spells out the first differences and says how many there are.
     """
-    differences = reconcile(store_root, run_id)
-    if differences:
-        more = f"\n  and {len(differences) - SHOWN} more" if len(differences) > SHOWN else ""
-        raise LedgerError(
-            f"run {run_id}: differences between plan, ledger and manifests: {len(differences)}\n  "
-            + "\n  ".join(str(difference) for difference in differences[:SHOWN])
-            + more
-        )
+    if differences := reconcile(store_root, run_id):
+        raise LedgerError(differ(run_id, differences))
+
+
+def differ(run_id: str, differences: Sequence[Difference]) -> str:
+    """A run's differences for a person: how many there are, and the first of them."""
+    shown = [str(difference) for difference in differences[:SHOWN]]
+    more = [f"and {len(differences) - SHOWN} more"] if len(differences) > SHOWN else []
+    head = f"run {run_id}: differences between plan, ledger and manifests: {len(differences)}"
+    return "\n  ".join([head, *shown, *more])
 
 
 def _file_differences(root: Path, path: Path) -> list[Difference]:

@@ -66,6 +66,29 @@ def query(store_root: str | Path, sql: str, params: Sequence[Any] = ()) -> tuple
             raise LedgerError(f"the query was refused: {str(error).strip()}") from None
 
 
+def runs(store_root: str | Path) -> list[str]:
+    """The runs that are loaded, the newest first.
+
+    Raises:
+        LedgerError: nothing has been loaded yet.
+    """
+    return [name for (name,) in query(store_root, "select run_id from run order by created_at desc, run_id")[1]]
+
+
+def run_named(store_root: str | Path, name: str) -> str:
+    """The one loaded run of this id, or whose id begins so.
+
+    Raises:
+        LedgerError: there is none, or more than one.
+    """
+    known = runs(store_root)
+    found = [run_id for run_id in known if run_id == name] or [one for one in known if one.startswith(name)]
+    if len(found) != 1:
+        choice = ", ".join((found or known)[:5]) or "none yet; train first"
+        raise LedgerError(f"{store_root} has {len(found)} runs named {name}; there are: {choice}")
+    return found[0]
+
+
 def _load(root: Path, wait_s: float, *, anew: bool) -> LoadReport:
     folder = root / "ledger"
     with sole_writer(folder, wait_s):
