@@ -61,15 +61,13 @@ def start(
     processes: int = 2,
     degree: str = "dp_shard",
     epochs: int = 2,
-    more: str = "",
     patch: str = "pass",
-    rank: int = 1,
 ) -> subprocess.Popen[str]:
-    """`pairledger train` with `more` settings, and with `patch` run in one rank before anything else."""
+    """`pairledger train`, with `patch` run in the second rank before anything else."""
     folder = place / store
     folder.mkdir(exist_ok=True)
-    (place / f"{store}.toml").write_text(RUN.format(epochs=epochs, processes=processes, degree=degree) + more)
-    (folder / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK', '0') == '{rank}':\n    {patch}\n")
+    (place / f"{store}.toml").write_text(RUN.format(epochs=epochs, processes=processes, degree=degree))
+    (folder / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n    {patch}\n")
     return subprocess.Popen(
         [
             sys.executable,
@@ -147,7 +145,7 @@ def test_two_ranks_finish_with_the_ledger_of_one(place: Path) -> None:
 
 
 def test_stopped_on_one_topology_it_resumes_on_another(place: Path) -> None:
-    """case: dp-size-changed; the weights are those of the unbroken run within fp32 rounding."""
+    """Same pairs, and losses within fp32 rounding of the unbroken run's."""
     process = start(place, "moved", epochs=40)
     until(process, "step 2/")
     os.kill(process.pid, signal.SIGTERM)
@@ -211,7 +209,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_one_rank_meets_ends_all_in_seconds(place: Path, fault: str) -> None:
-    """case: rank-error-hangs"""
     patch, expected, sentence = FAULTS[fault]
     process = start(place, fault.replace(" ", "-").replace("'", ""), epochs=400, patch=patch)
     began = time.monotonic()

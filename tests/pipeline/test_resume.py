@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.pipeline.test_ranks import finished, lines, place, start
+from tests.pipeline.forked import flattened, run_ranks
+from tests.pipeline.test_ranks import RUN, lines, place
 
 pytestmark = pytest.mark.distributed
 __all__ = ["place"]
@@ -19,7 +20,7 @@ HOW = ("term", "kill", "while writing", "before its manifest")
 TOPOLOGIES = ((1, "dp_shard"), (2, "dp_shard"), (2, "cp"), (2, "ulysses"))
 SAVES = "[save]\nsteps = 1\nkeep = 3\n"
 WEIGHTS = {"full": "", "adapter": "[model.lora]\nrank = 4\nalpha = 8\n"}
-EXITS = {"term": 128 + signal.SIGTERM, "kill": 128 + signal.SIGKILL}
+EXITS = {"term": 128 + signal.SIGTERM}
 
 Case = tuple[int, str, tuple[int, str], tuple[int, str], str]
 EVERY: list[Case] = list(itertools.product(STEPS, HOW, TOPOLOGIES, TOPOLOGIES, WEIGHTS))
@@ -40,33 +41,18 @@ def pairwise(seed: int = 22) -> list[Case]:
     return chosen
 
 
-def stopping(how: str, step: int) -> str:
-    """Code that ends the first rank at a step, or in the middle of saving it."""
-    if how in EXITS:
-        number = {"term": "SIGTERM", "kill": "SIGKILL"}[how]
-        return (
-            "import os, signal, training.loop as m; real = m._measured\n"
-            "    def dying(work, loaded):\n"
-            f"        if loaded.step == {step}: os.kill(os.getpid(), signal.{number})\n"
-            "        return real(work, loaded)\n"
-            "    m._measured = dying"
-        )
-    name = {"while writing": "save_state", "before its manifest": "commit"}[how]
-    return (
-        f"import os, signal, training.checkpoint as m; real = m.{name}\n"
-        "    def dying(*args, **kw):\n"
-        "        where = str(kw.get('checkpoint_id') or args[0])\n"
-        f"        if 'step_{step}' in where: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return real(*args, **kw)\n"
-        f"    m.{name} = dying"
-    )
+def configured(place: Path, name: str, topology: tuple[int, str], weights: str) -> Path:
+    path = place / f"{name}.toml"
+    path.write_text(RUN.format(epochs=2, processes=topology[0], degree=topology[1]) + SAVES + WEIGHTS[weights])
+    return path
 
 
 @pytest.fixture(scope="module")
 def unbroken(place: Path) -> dict[str, str]:
     """Stores of runs that nobody stopped, by what is trained."""
-    for weights, settings in WEIGHTS.items():
-        code, said = finished(start(place, f"unbroken-{weights}", processes=1, more=SAVES + settings))
+    for weights in WEIGHTS:
+        name = f"unbroken-{weights}"
+        code, said = run_ranks(configured(place, name, TOPOLOGIES[0], weights), place / name, 1)
         assert code == 0, said
     return {weights: f"unbroken-{weights}" for weights in WEIGHTS}
 
@@ -86,12 +72,10 @@ def test_every_case_of_the_matrix(place: Path, unbroken: dict[str, str], case: C
 
 def stopped_and_resumed(place: Path, unbroken: str, case: Case) -> None:
     step, how, before, after, weights = case
-    store, more = "-".join(map(str, case)).translate(str.maketrans(" (,)'", "_____")), SAVES + WEIGHTS[weights]
-    first = start(place, store, processes=before[0], degree=before[1], more=more, patch=stopping(how, step), rank=0)
-    code, said = finished(first)
-    ended = 128 - code if code < 0 else code  # without an agent between, the signal itself
-    assert ended == (0 if how == "term" and step == STEPS[-1] else EXITS.get(how, 128 + signal.SIGKILL)), said
-    code, said = finished(start(place, store, processes=after[0], degree=after[1], more=more))
+    store = flattened(case)
+    code, said = run_ranks(configured(place, store, before, weights), place / store, before[0], how, step)
+    assert code == (0 if how == "term" and step == STEPS[-1] else EXITS.get(how, -signal.SIGKILL)), said
+    code, said = run_ranks(configured(place, store, after, weights), place / store, after[0])
     assert code == 0, said
     exact = before == after == TOPOLOGIES[0]
     whole, made = lines(place, unbroken), lines(place, store)

@@ -356,7 +356,7 @@ def test_what_cannot_be_trained_is_refused_before_the_run_folder_is_made(
     small = write_model(tmp_path / "small", vocab_size=31)
     with pytest.raises(ModelError, match="vocabulary of 61.*has 31"):
         run_training(run_config(small), tmp_path)
-    odd = write_model(tmp_path / "odd", num_attention_heads=6)
+    odd = write_model(tmp_path / "odd", num_attention_heads=6)  # case: kv-heads-fewer
     with pytest.raises(ConfigError, match=r"ulysses = 4 cannot share the 6 attention heads .* one of 1, 2, 3, 6;"):
         setup.check_degrees(run_config(odd, devices={"processes": 4, "ulysses": 4}))
     with pytest.raises(ConfigError, match=r"processes = 2, but 1 process was started"):

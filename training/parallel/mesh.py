@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from training.config import Topology
-from training.errors import ConfigError
+from training.errors import ConfigError, DeviceError
 from training.parallel.device import BACKENDS, Device
 
 T = TypeVar("T")
@@ -120,10 +120,31 @@ def world_of(topology: Topology, device: Device) -> Generator[World]:
             torch.accelerator.set_device_index(device.torch.index)
         dist.init_process_group(BACKENDS[device.kind], timeout=TIMEOUT)
     try:
+        prove(device)
         yield _joined(topology, device)
     finally:
         if not standing:
             dist.destroy_process_group()
+
+
+def prove(device: Device) -> None:
+    """Sum and gather two numbers of each rank on the device, and compare: a backend that is wrong is so in silence.
+
+    Raises:
+        DeviceError: names the collective, what came and what should have.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = torch.tensor([1.0, float(rank)], device=device.torch)
+    summed, gathered = mine.clone(), mine.new_empty(2 * size)
+    dist.all_reduce(summed)
+    dist.all_gather_single(gathered, mine)
+    wanted = {"sum": [float(size), size * (size - 1) / 2], "gather": [x for n in range(size) for x in (1.0, float(n))]}
+    for name, found in (("sum", summed), ("gather", gathered)):
+        if found.tolist() != wanted[name]:
+            raise DeviceError(
+                f"rank {rank}: a {name} over {size} ranks on {device.name} gave {found.tolist()}, not {wanted[name]}; "
+                f"its backend ({dist.get_backend()}) cannot be trusted with gradients"
+            )
 
 
 def _joined(topology: Topology, device: Device) -> World:

@@ -12,6 +12,10 @@ from tests.training.parallel.topologies import DEGREES, VARIANTS
 
 pytestmark = pytest.mark.distributed
 
+FEWER_HEADS = [[[0], [12, 12]], [[0], [12, 12]], [[1], [12, 12]], [[1], [12, 12]]]
+"""case: kv-heads-fewer: two key heads over four ranks are 0, 0, 1, 1, and the gradients of both copies come back: of a
+rank's 3 tokens, 2 wide, from 2 ranks."""
+
 SAME = (
     "source_tokens",
     "logical_tokens",
@@ -32,6 +36,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     done = launch("topologies.py", request.param, str(request.param), str(folder / "found.json"), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    assert found.pop("heads", FEWER_HEADS) == FEWER_HEADS
     models = 2 + (len(VARIANTS) if request.param == 2 else 0)
     assert len(found) == models * len(DEGREES[request.param])
     return found
@@ -44,7 +49,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(found: dict[str, 
     sums taken in another order differ by about 2 ** -8 = 4e-3 of each; the second step's gradients are taken at weights
     that differ already.
 
-    case: sp-loss-scale, rank-imbalance, sp-border-label, sp-remainder; vectors 14, 16, 17, 19
+    case: sp-loss-scale, gloo-average, rank-imbalance, sp-border-label, sp-remainder; vectors 14, 16, 17, 19
     """
     for topology, run in found.items():
         tolerance = 8e-3 if topology.startswith("bf16") else 2e-6

@@ -31,6 +31,7 @@ from training.loop import Work, train
 from training.parallel.device import pick
 from training.parallel.fsdp import whole
 from training.parallel.mesh import ALONE, World, world_of
+from training.parallel.ulysses import scatter_heads
 from training.scores import open_policy
 from training.step import build_optimizer
 
@@ -183,7 +184,7 @@ def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict
     lines = folder / f"{world.topology.model_dump_json()}-{model.name}.jsonl".replace('"', "")
     writer = LedgerWriter(lines) if world.leads else None
     with Collectives() as made:
-        train(work, start=1, writer=writer, save=lambda *_: None, stop=lambda: False, progress=None)
+        train(work, start=1, writer=writer, save=lambda step: None, stop=lambda: False, progress=None)
     if writer:
         writer.close()
     assert optimizer.gradients is not None
@@ -236,6 +237,16 @@ def compared(topology: Topology, one: Mapping[str, Any], many: Mapping[str, Any]
     }
 
 
+def heads_of(world: World) -> list[list[int]]:
+    """Key heads that this rank gets of two under eight query heads, and what comes back for each of them."""
+    marks = torch.arange(2.0).repeat_interleave(2).reshape(1, 2, 2).repeat(3, 1, 1).requires_grad_()
+    query, key, value = scatter_heads(torch.ones(3, 8, 2), marks, marks * 10, world.ulysses)
+    assert query.shape == (12, 2, 2) and torch.equal(value, key * 10)
+    key.sum().backward()
+    assert marks.grad is not None
+    return [sorted(set(key.detach().flatten().int().tolist())), marks.grad.sum((0, 2)).int().tolist()]
+
+
 def main(ranks: int, out: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -256,6 +267,9 @@ def main(ranks: int, out: Path, folder: Path) -> None:
                     many = trained(folder / model, world, Path(lines), sections)
                 if rank == 0:
                     found[f"{name} {degrees}"] = compared(topology, one, many)
+    if ranks == 4:
+        with world_of(Topology(ulysses=4), CPU) as world:
+            found["heads"] = world.gather(heads_of(world))
     if rank == 0:
         out.write_text(json.dumps(found))
     dist.destroy_process_group()
