@@ -105,9 +105,13 @@ def write_mixture(folder: Path) -> Path:
 
 
 class Watched(torch.optim.AdamW):
-    """AdamW that keeps the whole gradients of its second step: in the first, half of an adapter has none."""
+    """AdamW that keeps the whole gradients of its second step, and the weights after it.
+
+    In the first one half of an adapter has none; later ones compare weights that have grown apart before.
+    """
 
     gradients: list[torch.Tensor] | None = None
+    weights: list[torch.Tensor] | None = None
     steps = 0
 
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -116,6 +120,8 @@ class Watched(torch.optim.AdamW):
             parameters = [p for group in self.param_groups for p in group["params"]]
             self.gradients = [whole(p.grad).clone() for p in parameters]
         super().step()
+        if self.steps == 2:
+            self.weights = [whole(p.detach()).clone() for group in self.param_groups for p in group["params"]]
 
 
 class Collectives(TorchDispatchMode):
@@ -146,7 +152,7 @@ def documented(topology: Topology, layers: int, packs: int, steps: int) -> dict[
 
 
 def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict[str, Any]:
-    """Two epochs on a topology: records, gradients of the second step and weights after the last."""
+    """Two epochs on a topology: records, gradients of the second step and weights after it."""
     degrees = world.topology.model_dump()
     config = run_config(
         model,
@@ -184,7 +190,7 @@ def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict
     lines = folder / f"{world.topology.model_dump_json()}-{model.name}.jsonl".replace('"', "")
     writer = LedgerWriter(lines) if world.leads else None
     with Collectives() as made:
-        train(work, start=1, writer=writer, save=lambda step: None, stop=lambda: False, progress=None)
+        train(work, start=1, writer=writer, save=lambda step, judged: None, stop=lambda: False, progress=None)
     if writer:
         writer.close()
     assert optimizer.gradients is not None
@@ -194,7 +200,7 @@ def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict
         "layers": policy.module.config.num_hidden_layers,
         "records": read_ledger(lines)[0] if writer else [],
         "gradients": optimizer.gradients,
-        "weights": [whole(p.detach()) for p in policy.module.parameters() if p.requires_grad],
+        "weights": optimizer.weights or [],
     }
 
 
