@@ -43,11 +43,11 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_losses_gradients_and_weights_are_those_of_one_process(found: dict[str, Any]) -> None:
-    """Two epochs; relative L2 distance of each tensor after two steps at most 2e-6 in fp32.
+    """Two epochs; relative L2 distance of each tensor at most 2e-6 in fp32.
 
-    Full weights, an adapter, live references, recomputed activations. 5e-6 for the weights of experts, which see few
-    tokens: Adam magnifies gradients that nearly cancel. bf16 keeps 8 bits of a product, so that sums taken in another
-    order differ by about 2 ** -8 = 4e-3 of each; the second step's gradients are taken at weights that differ already.
+    Full weights, an adapter, live references, recomputed activations, experts. bf16 keeps 8 bits of a product, so that
+    sums taken in another order differ by about 2 ** -8 = 4e-3 of each; the second step's gradients are taken at weights
+    that differ already.
 
     case: sp-loss-scale, gloo-average, rank-imbalance, sp-border-label, sp-remainder; vectors 14, 16, 17, 19
     """
@@ -55,17 +55,12 @@ def test_losses_gradients_and_weights_are_those_of_one_process(found: dict[str, 
         tolerance = 8e-3 if topology.startswith("bf16") else 2e-6
         for kind in ("gradients", "weights"):
             distance, smallest = run[kind]
-            wider = (topology.split(" ")[0], kind) in (("bf16", "gradients"), ("mixture", "weights"))
-            assert distance <= (2.5 if wider else 1) * tolerance and smallest > 1e-4, (
-                topology,
-                kind,
-                distance,
-                smallest,
-            )
+            twice = 2.5 if (topology[:4], kind) == ("bf16", "gradients") else 1
+            assert distance <= twice * tolerance and smallest > 1e-4, (topology, kind, distance, smallest)
         assert len(run["steps"]) == 6
         for step in run["steps"]:
             one, many = step["loss"]
-            assert many == pytest.approx(one, rel=tolerance) and one > 0.01, topology
+            assert many == pytest.approx(one, rel=tolerance / 2) and one > 0.01, topology
             assert step["pair_loss"] <= tolerance, topology
             assert step["norm"][1] == pytest.approx(step["norm"][0], rel=5 * tolerance), topology
 

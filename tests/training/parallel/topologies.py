@@ -51,10 +51,14 @@ VARIANTS: dict[str, tuple[str, Sections]] = {
         {"model": {"lora": ADAPTER}, "objective": {"reference": "live", "losses": {"sigmoid": 1.0, "ipo": 0.1}}},
     ),
     "recomputed activations": ("windowed", {"model": {"checkpointing": True}}),
-    "mixture of experts": ("mixture", {}),
+    "mixture of experts": ("mixture", {"optimizer": {"eps": 1e-6}}),
     "bf16": ("plain", {"model": {"dtype": "bf16"}}),
 }
-"""A model and changed settings by name; each on every topology of two ranks."""
+"""A model and changed settings by name; each on every topology of two ranks.
+
+Experts see few tokens: some of their gradients are as small as the rounding of others, and Adam's `g / (|g| + eps)`
+would make a whole update of that rounding with its usual `eps` of 1e-8.
+"""
 
 
 def dataset() -> MemoryDataset:
@@ -105,23 +109,19 @@ def write_mixture(folder: Path) -> Path:
 
 
 class Watched(torch.optim.AdamW):
-    """AdamW that keeps the whole gradients of its second step, and the weights after it.
-
-    In the first one half of an adapter has none; later ones compare weights that have grown apart before.
-    """
+    """AdamW that keeps the whole gradients of its second step; in the first one, half of an adapter has none."""
 
     gradients: list[torch.Tensor] | None = None
-    weights: list[torch.Tensor] | None = None
     steps = 0
 
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.steps += 1
         if self.steps == 2:
-            parameters = [p for group in self.param_groups for p in group["params"]]
-            self.gradients = [whole(p.grad).clone() for p in parameters]
+            self.gradients = [whole(p.grad).clone() for p in self.parameters()]
         super().step()
-        if self.steps == 2:
-            self.weights = [whole(p.detach()).clone() for group in self.param_groups for p in group["params"]]
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
 
 class Collectives(TorchDispatchMode):
@@ -152,7 +152,7 @@ def documented(topology: Topology, layers: int, packs: int, steps: int) -> dict[
 
 
 def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict[str, Any]:
-    """Two epochs on a topology: records, gradients of the second step and weights after it."""
+    """Two epochs on a topology: records, gradients of the second step and weights after the last."""
     degrees = world.topology.model_dump()
     config = run_config(
         model,
@@ -200,7 +200,7 @@ def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict
         "layers": policy.module.config.num_hidden_layers,
         "records": read_ledger(lines)[0] if writer else [],
         "gradients": optimizer.gradients,
-        "weights": optimizer.weights or [],
+        "weights": [whole(p.detach()).clone() for p in optimizer.parameters()],
     }
 
 
