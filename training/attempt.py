@@ -18,7 +18,7 @@ import numpy as np
 
 from training.checkpoint import Saver, restore
 from training.config import ModelConfig, dump
-from training.errors import TrainingError
+from training.errors import Stopped, TrainingError
 from training.evaluate import held_out_logps
 from training.export import Lineage, export, whole_weights
 from training.ledger.facts import AttemptFacts
@@ -83,7 +83,12 @@ def attempt_run(
             log.info(
                 "%s, attempt %d: steps %d to %d on %s", run.run_id, number, start, run.total, _where(device, world)
             )
-            work = _work(run, number, checkpoint, device, world)
+            try:
+                work = _work(run, number, checkpoint, device, world, stop)
+            except Stopped as stopped:
+                outcome = "stopped"
+                log.info("%s: %s", run.run_id, stopped)
+                return Done(attempt=number, step=start - 1, record=None)
             saver = _saver(work, run)
             open_files.callback(saver.close)
 
@@ -118,7 +123,14 @@ def _where(device: Device, world: World) -> str:
     return f"{world.size} x {device.name} ({degrees})" if degrees else device.name
 
 
-def _work(run: Prepared, attempt: int, checkpoint: Checkpoint | None, device: Device, world: World) -> Work:
+def _work(
+    run: Prepared,
+    attempt: int,
+    checkpoint: Checkpoint | None,
+    device: Device,
+    world: World,
+    stop: Callable[[], bool],
+) -> Work:
     """Load, prove and score the base model, then put the checkpoint's state over it."""
     model, live = run.config.model, run.config.objective.reference == "live"
     policy = open_policy(model, device, world, run.config.plan.seed)
@@ -126,7 +138,9 @@ def _work(run: Prepared, attempt: int, checkpoint: Checkpoint | None, device: De
         log.info("%s", note)
     frozen = frozen_policy(policy, model, device, world) if live and run.config.objective.reads_reference else None
     # of the base model: before a checkpoint takes its place
-    reference = references(run, policy, device, world) if frozen is None else _judged_by(frozen, run, device, world)
+    reference = (
+        references(run, policy, device, world, stop) if frozen is None else _judged_by(frozen, run, device, world)
+    )
     optimizer = build_optimizer(policy.module, run.config.optimizer)
     if checkpoint is not None:
         restore(checkpoint, policy.module, optimizer, world)
@@ -174,8 +188,14 @@ def _judged_by(frozen: Policy, run: Prepared, device: Device, world: World) -> F
     return reference
 
 
-def references(run: Prepared, policy: Policy, device: Device, world: World = ALONE) -> Floats:
-    """Reference log-probs of the plan's pairs, float32[2, pairs]: read, computed where missing, 0 where none are."""
+def references(
+    run: Prepared, policy: Policy, device: Device, world: World = ALONE, stop: Callable[[], bool] = lambda: False
+) -> Floats:
+    """Reference log-probs of the plan's pairs, float32[2, pairs]: read, computed where missing, 0 where none are.
+
+    Raises:
+        Stopped: `stop` said so while they were computed.
+    """
     config = run.config
     if not config.objective.reads_reference:
         return np.zeros((2, len(run.plan.table)), np.float32)
@@ -197,6 +217,7 @@ def references(run: Prepared, policy: Policy, device: Device, world: World = ALO
                 device=device,
                 world=world,
                 room=run.pack_tokens,
+                stop=stop,
             )
         assert found is not None
         scores[name] = found

@@ -11,6 +11,7 @@
     ├── IdentityError          4  a fingerprint that does not match what it is compared with
     ├── DeviceError            5  a device that is not there
     ├── TrainingError          1  a run that cannot go on
+    │   └── Stopped               one that was told to stop before its first step
     └── LedgerError            1  the ledger or its database
 
 The number is the exit code of the command that meets the error. Only faults a person can mend are in this tree; faults
@@ -72,6 +73,10 @@ class DeviceError(PairLedgerError):
 
 class TrainingError(PairLedgerError):
     """A run that cannot go on."""
+
+
+class Stopped(TrainingError):
+    """A run was told to stop before its first step; what it has scored is kept, and there is nothing else to save."""
 
 
 class LedgerError(PairLedgerError):

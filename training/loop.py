@@ -102,13 +102,15 @@ class Loaded:
 class Report:
     """What a rank tells the others at the end of a step; where another rank speaks for its pack, nothing of the step.
 
-    `digest` and `fault` are of the next step: the tokens it read, or why it cannot do it.
+    `digest` and `fault` are of the next step: the tokens it read, or why it cannot do it. `save_fault` is what an
+    earlier save met in the background.
     """
 
     outcome: Outcome | None = None
     reading: Reading | Unknown
     digest: int | None
     fault: PairLedgerError | None
+    save_fault: PairLedgerError | None = None
     stop: bool = False
     late: bool = False
     """Whether the last save is too long ago by this rank's clock; the first rank's counts."""
@@ -150,7 +152,8 @@ def train(
                 outcome=outcome if speaks else None,
                 reading=_measured(work, loaded) if speaks else Reading(),
                 digest=following and following.digest,
-                fault=save_fault() or fault,
+                fault=fault,
+                save_fault=save_fault(),
                 stop=stop(),
                 late=_minutes_since(saved_at) >= (work.config.save.minutes or math.inf),
             )
@@ -169,6 +172,7 @@ def train(
                 began = time.perf_counter()
                 save(step, judged)
                 save_s, saved_at = time.perf_counter() - began, time.monotonic()
+            raise_first([report.save_fault for report in reports])  # after the save: a stop loses nothing by it
             if stopping:
                 break
             _check(reports, work.world)

@@ -2,7 +2,8 @@
 
 torchrun's agent, with three things settled for a run: the exit code is that of the rank that failed first (torchrun's
 own is always 1), the last line says which rank that was and why, and ranks that are told to stop, or that have lost
-another, have `save.grace_seconds` to end. Over several nodes the same command runs on each, with `--nodes` and one
+another, have `save.grace_seconds` to end; and ranks whose agent is gone, even by SIGKILL, end as if told to stop. Over
+several nodes the same command runs on each, with `--nodes` and one
 `--rendezvous HOST:PORT`.
 """
 
@@ -21,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from training.config import load_run
 from training.errors import ConfigError, PairLedgerError
+from training.run import AGENT
 from training.setup import check_degrees
 
 
@@ -53,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shutdown_timeout=config.save.grace_seconds,
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ[AGENT] = str(os.getpid())
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what failed is said below, once
     command = ["-m", "training.run", "--config", asked.config, *passed_on]
     try:

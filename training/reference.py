@@ -27,7 +27,7 @@ import torch
 
 from training.data.packing import pack
 from training.data.table import PairTable
-from training.errors import DatasetError, IdentityError
+from training.errors import DatasetError, IdentityError, Stopped
 from training.geometry import Layout
 from training.model import Policy
 from training.parallel.agree import together
@@ -85,11 +85,15 @@ def compute_reference(
     world: World = ALONE,
     room: int | None = None,
     progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> ReferenceScores:
     """Score every pair of a dataset, a shard at a time; the folder appears complete or not at all.
 
     A killed one goes on after the last shard that was scored; of two at once, the second waits and reads what the first
     made. `room` is the tokens of a pack; the longest pair's, but at least 4096, when not given.
+
+    Raises:
+        Stopped: `stop` said so on some rank, asked before every `GROUP` of pairs; whole shards are kept.
     """
     columns = dataset.columns()
     prompts = 1 if layout == "shared" else 2
@@ -116,6 +120,7 @@ def compute_reference(
                 device=device,
                 world=world,
                 progress=progress,
+                stop=stop,
             )
             write = partial_of(_write_shard, partial, number, columns.row[own], logps, facts)
             together(world, lambda write=write: write() if world.leads else None)
@@ -140,15 +145,21 @@ def score_pairs(
     device: Device,
     world: World = ALONE,
     progress: Progress | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Floats:
     """Log-probabilities of pairs 0..n-1, float32[n, 2] (chosen, rejected); `tokens` is what each takes in a pack.
 
     Data-parallel ranks take packs in turn, an empty one where they run out; every rank gets all scores.
+
+    Raises:
+        Stopped: as `compute_reference`.
     """
     ranks = world.topology.dp
     logps = np.full((len(tokens), 2), np.nan, np.float32)
     done = 0
     for start in range(0, len(tokens), GROUP):
+        if any(world.gather(stop())):
+            raise Stopped(f"told to stop with {done} of {len(tokens)} pairs of a shard scored")
         members = range(start, min(start + GROUP, len(tokens)))
         packs = pack(tokens, members, room)
         packs += [[] for _ in range(-len(packs) % ranks)]
@@ -289,10 +300,10 @@ def _finish(partial: Path, folder: Path, facts: Mapping[str, Any]) -> None:
         return
     noted = sorted(partial.glob("*.json"))
     files = [json.loads(path.read_text(encoding="utf-8")) for path in noted]
-    for path in noted:
-        path.unlink()
     listed = [{name: entry[name] for name in ("file", "shard", "pairs", "digest")} for entry in files]
     manifest = {**facts, "pairs": sum(entry["pairs"] for entry in files), "files": listed}
     (partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
+    for path in noted:
+        (folder / path.name).unlink()

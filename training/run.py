@@ -5,7 +5,7 @@ continues where its newest complete checkpoint is, whoever starts it; starting a
 it writes lies in `runs/RUN_ID/`, which one process at a time may own.
 
 Exit codes are those of `training.errors`, 128 + n for signal n: SIGTERM and SIGINT end a run after its current step,
-with a checkpoint.
+with a checkpoint. So does the end of the agent that started this process as one of several ranks.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ log = logging.getLogger("training")
 
 ECHO_SECONDS = 5.0
 """How long a rank whose peer is gone waits to be stopped, so that the peer is the one that is seen to have failed."""
+
+AGENT = "PAIRLEDGER_AGENT"
+"""Environment variable: the process id of the agent that started this rank, which outlives it or is missed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 partition=asked.partition,
                 resume=asked.resume,
                 dagster_run_id=dagster_run_id,
-                stop=lambda: bool(caught),
+                stop=lambda: bool(caught) or _orphaned(caught),
             )
             report(
                 {
@@ -205,6 +208,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if caught and not result.finished:
         return 128 + caught[0]
     return 0
+
+
+def _orphaned(caught: list[int]) -> bool:
+    """Whether the agent is gone, who would have ended this rank; counts as a SIGTERM."""
+    if os.environ.get(AGENT, str(os.getppid())) == str(os.getppid()):
+        return False
+    log.warning("the process that started this rank is gone; stopping")
+    caught.append(signal.SIGTERM)
+    return True
 
 
 def _remember(error: Exception) -> None:

@@ -14,6 +14,7 @@ import pytest
 from pipeline.cli import main
 from pipeline.demo.base import random_model
 from pipeline.demo.task import write_tokenizer
+from tests.pipeline.forked import SECONDS_TO_END
 from training.data.tokenizer import load_tokenizer
 from training.ledger.record import StepRecord
 from training.ledger.writer import read_ledger
@@ -25,7 +26,7 @@ RUN = """
 [data]
 datasets = ["prepared"]
 [plan]
-pairs_per_step = 8
+pairs_per_step = 6
 epochs = {epochs}
 pack_tokens = 128
 [model]
@@ -37,7 +38,6 @@ kind = "cpu"
 processes = {processes}
 {degree} = {processes}
 """
-SECONDS_TO_END = 20
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_two_ranks_finish_with_the_ledger_of_one(place: Path) -> None:
     for degree in ("dp_shard", "ulysses", "cp"):
         code, said = finished(start(place, degree, degree=degree))
         assert code == 0, said
-        assert len(re.findall("^step 1/6", said, re.M)) == 1  # the first rank speaks for all
+        assert len(re.findall("^step 1/8", said, re.M)) == 1  # the first rank speaks for all
         assert said.count('"run_id"') == 1
         for a, b in zip(lines(place, "one"), lines(place, degree), strict=True):
             assert a.counters and b.counters
@@ -158,7 +158,7 @@ def test_stopped_on_one_topology_it_resumes_on_another(place: Path) -> None:
     one = start(place, "whole", processes=1)
     assert finished(one)[0] == 0
     moved, whole = lines(place, "moved"), lines(place, "whole")
-    assert len(whole) == 6 and reached >= 2
+    assert len(whole) == 8 and reached >= 2
     for a, b in zip(whole, moved, strict=False):
         assert sorted(p.row for p in a.pairs) == sorted(p.row for p in b.pairs)
         assert a.loss == pytest.approx(b.loss, rel=1e-4)
@@ -173,6 +173,35 @@ def test_a_killed_rank_takes_the_others_with_it_and_is_named(place: Path) -> Non
     assert time.monotonic() - began < SECONDS_TO_END
     assert code == 128 + signal.SIGKILL and "rank 1 was ended by SIGKILL" in said, said
     assert gone(process)
+
+
+def test_ranks_whose_agent_is_killed_save_and_end_by_themselves(place: Path) -> None:
+    """Nobody is left holding the run, and whoever starts it again goes on from there."""
+    process = start(place, "agentless", epochs=400)
+    until(process, "step 2/")
+    ranks = ranks_of(process)
+    assert sorted(ranks) == [0, 1]
+    os.kill(process.pid, signal.SIGKILL)
+    began = time.monotonic()
+    while any(map(alive, ranks.values())) and time.monotonic() - began < SECONDS_TO_END:
+        time.sleep(0.2)
+    assert not any(map(alive, ranks.values())), "a rank outlived its agent"
+    said = process.communicate(timeout=SECONDS_TO_END)[0]
+    assert "the process that started this rank is gone; stopping" in said, said
+    saved = max(int(p.name.removeprefix("step_")) for p in (place / "agentless").glob("runs/*/checkpoints/step_*"))
+    assert saved == len(lines(place, "agentless")) >= 2
+    again = start(place, "agentless", epochs=400)
+    until(again, f"step {saved + 1}/")
+    os.kill(again.pid, signal.SIGTERM)
+    assert finished(again)[0] == 128 + signal.SIGTERM
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be asked about does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 FAULTS = {

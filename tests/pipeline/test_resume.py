@@ -2,20 +2,21 @@
 
 import itertools
 import random
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.pipeline.forked import flattened, run_ranks
+from tests.pipeline.forked import FAULTS, flattened, run_ranks
 from tests.pipeline.test_ranks import RUN, lines, place
 
 pytestmark = pytest.mark.distributed
 __all__ = ["place"]
 
-STEPS = range(1, 7)
-"""Twenty pairs, eight a step, two epochs: the third step of an epoch has four."""
+STEPS = range(1, 9)
+"""Twenty pairs, six a step, two epochs: the fourth step of an epoch has two."""
 HOW = ("term", "kill", "while writing", "before its manifest")
 TOPOLOGIES = ((1, "dp_shard"), (2, "dp_shard"), (2, "cp"), (2, "ulysses"))
 SAVES = "[save]\nsteps = 1\nkeep = 3\n"
@@ -71,23 +72,54 @@ def test_every_case_of_the_matrix(place: Path, unbroken: dict[str, str], case: C
 
 
 def stopped_and_resumed(place: Path, unbroken: str, case: Case) -> None:
-    step, how, before, after, weights = case
-    store = flattened(case)
-    code, said = run_ranks(configured(place, store, before, weights), place / store, before[0], how, step)
-    assert code == (0 if how == "term" and step == STEPS[-1] else EXITS.get(how, -signal.SIGKILL)), said
-    code, said = run_ranks(configured(place, store, after, weights), place / store, after[0])
+    *began, after, weights = case
+    store = place / flattened(case)
+    shutil.copytree(stopped(place, (*began, weights)), store)
+    code, said = run_ranks(configured(place, store.name, after, weights), store, after[0])
     assert code == 0, said
-    exact = before == after == TOPOLOGIES[0]
-    whole, made = lines(place, unbroken), lines(place, store)
+    exact = case[2] == after == TOPOLOGIES[0]
+    whole, made = lines(place, unbroken), lines(place, store.name)
     assert [record.step for record in made] == list(STEPS)
     for a, b in zip(whole, made, strict=True):
         assert a.counters and b.counters
         assert sorted(p.row for p in a.pairs) == sorted(p.row for p in b.pairs)
         assert (a.counters.source_tokens, a.counters.loss_tokens) == (b.counters.source_tokens, b.counters.loss_tokens)
         assert b.loss == a.loss if exact else b.loss == pytest.approx(a.loss, rel=1e-4)
-    (mine,), (theirs,) = ((place / name).glob("runs/*/export/model.safetensors") for name in (store, unbroken))
+    (mine,), (theirs,) = ((place / name).glob("runs/*/export/model.safetensors") for name in (store.name, unbroken))
     left, right = load_file(mine), load_file(theirs)
     assert left.keys() == right.keys() and len(left) > 10
     for name, tensor in right.items():
         distance = float((left[name] - tensor).norm() / tensor.norm())
         assert distance == 0 if exact else distance < 1e-4, (name, distance)
+    shutil.rmtree(store)
+
+
+def stopped(place: Path, began: tuple[int, str, tuple[int, str], str]) -> Path:
+    """The store of a run that was stopped so; made once."""
+    step, how, before, weights = began
+    store = place / flattened(("stopped", *began))
+    if not store.exists():
+        code, said = run_ranks(configured(place, store.name, before, weights), store, before[0], how, step)
+        assert code == (0 if how == "term" and step == STEPS[-1] else EXITS.get(how, -signal.SIGKILL)), said
+    return store
+
+
+@pytest.mark.parametrize("how", FAULTS)
+@pytest.mark.parametrize("step", [2, STEPS[-1]])
+def test_a_save_that_fails_on_one_rank_ends_all_and_leaves_no_checkpoint(
+    place: Path, unbroken: dict[str, str], how: str, step: int
+) -> None:
+    """vector 30: in the background, on a disk of the second rank; told at the next step, the end, or a stop."""
+    store = place / flattened((how, step))
+    config = configured(place, store.name, TOPOLOGIES[1], "full")
+    code, said = run_ranks(config, store, 2, how, step)
+    assert code == 1 and f"step_{step}: could not be saved: rank 1: " in said and "No space left" in said, said
+    (folder,) = store.glob("runs/*/checkpoints")
+    assert not (folder / f"step_{step}" / "manifest.json").exists()
+    assert (folder / f"step_{step - 1}" / "manifest.json").exists()
+    assert not list(store.glob("runs/*/export"))
+    code, said = run_ranks(config, store, 2)
+    assert code == 0 and "resumed from" in said, said
+    assert [r.loss for r in lines(place, store.name)] == pytest.approx(
+        [r.loss for r in lines(place, unbroken["full"])], rel=1e-4
+    )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.training.memory import MemoryDataset, larger_number, run_config, write_model
-from training import setup
+from training import checkpoint, setup
 from training.attempt import owned
 from training.checkpoint import Saver
 from training.config import ModelConfig, RunConfig, dump
@@ -63,7 +63,8 @@ def records(result: RunResult) -> list[StepRecord]:
 
 
 def stop_after(steps: int) -> Callable[[], bool]:
-    asked = iter(range(1, 1000))
+    """Says stop after so many steps of a run that has its pairs scored first, where it is asked once."""
+    asked = iter(range(1000))
     return lambda: next(asked) >= steps
 
 
@@ -211,8 +212,8 @@ def test_an_altered_checkpoint_is_passed_over_and_named(model: Path, tmp_path: P
     state.write_text(state.read_text(encoding="utf-8") + " ", encoding="utf-8")
     second = run_training(run_config(model), tmp_path)
     assert records(second)[5].step == 5 and second.finished  # from step 4
-    for checkpoint in (first.run_dir / "checkpoints").iterdir():
-        (checkpoint / "state.json").unlink()
+    for folder in (first.run_dir / "checkpoints").iterdir():
+        (folder / "state.json").unlink()
     with pytest.raises(IdentityError, match=r"step_8.*altered since they were saved; remove them"):
         run_training(run_config(model, plan={"epochs": 3}), tmp_path)
 
@@ -396,6 +397,46 @@ def test_sigterm_ends_a_run_after_its_step_with_a_checkpoint(model: Path, tmp_pa
     assert not last["finished"] and last["steps"] >= 2
     assert (run_dir / "checkpoints" / f"step_{last['steps']}" / "manifest.json").exists()
     assert read_facts(run_dir / "attempts" / "0001" / "attempt.json", AttemptFacts).outcome == "stopped"
+
+
+def test_a_run_told_to_stop_while_it_scores_keeps_its_scores(
+    unbroken: RunResult, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = run_training(run_config(model), tmp_path, stop=lambda: True)
+    assert (first.finished, first.steps, first.metrics) == (False, 0, {})
+    assert "told to stop with 0 of 30 pairs of a shard scored" in caplog.text
+    assert not (first.run_dir / "checkpoints").exists() and not list(tmp_path.glob("references/*/mdl1*"))
+    assert read_facts(first.run_dir / "attempts" / "0001" / "attempt.json", AttemptFacts).outcome == "stopped"
+    second = run_training(run_config(model), tmp_path)
+    assert [numbers(record) for record in records(second)] == [numbers(record) for record in records(unbroken)]
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+def test_a_save_that_failed_in_the_background_is_told_even_when_the_run_is_stopped(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopping: bool
+) -> None:
+    """The step's own save is made first, so that a stop loses nothing by it."""
+    commit, begin = checkpoint.commit, Saver.begin
+
+    def failing(path: Path, **facts: Any) -> None:
+        if path.name == "step_3":
+            raise OSError("quota")
+        commit(path, **facts)
+
+    def waiting(self: Saver, step: int, facts: Mapping[str, Any]) -> None:
+        begin(self, step, facts)
+        assert self._writing is not None
+        self._writing.exception(30)  # it has failed before the next step asks
+
+    monkeypatch.setattr(checkpoint, "commit", failing)
+    monkeypatch.setattr(Saver, "begin", waiting)
+    stop = stop_after(4 if stopping else 99)
+    with pytest.raises(TrainingError, match=r"step_3: could not be saved: quota"):
+        run_training(run_config(model), tmp_path, stop=stop)
+    (run_dir,) = (tmp_path / "runs").iterdir()
+    kept = {path.parent.name for path in run_dir.glob("checkpoints/*/manifest.json")}
+    assert kept == {"step_4"}  # also the end of an epoch
+    assert read_facts(run_dir / "attempts" / "0001" / "attempt.json", AttemptFacts).outcome == "failed"
 
 
 def test_the_command_reports_and_fails_without_a_traceback(

@@ -109,8 +109,8 @@ def world_of(topology: Topology, device: Device) -> Generator[World]:
     if started != topology.processes:
         raise ConfigError(
             f"devices.processes = {topology.processes}, but {started} process{'es were' if started > 1 else ' was'} "
-            f"started; start it as `python -m training.ranks --processes {topology.processes}`, or set "
-            f"devices.processes and the degrees to {started}"
+            f"started; start it with `pairledger train` or `python -m training.ranks`, which start as many as "
+            f"are configured, or set devices.processes and the degrees to {started}"
         )
     if topology.processes == 1:
         yield ALONE
