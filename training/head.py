@@ -1,8 +1,11 @@
 """The language-model head: log-probabilities of the supervised tokens, without a matrix of [tokens, vocabulary].
 
-Only hidden rows that predict a supervised token come here, and go through a chunk at a time: at a vocabulary of 152k
-this takes 0.8 GB where full logits take 5.0, and half the time. The backward pass computes each chunk's logits again
-from the saved log-sum-exps. Sums over the vocabulary are fp32 whatever the precision of the matrix product.
+Only hidden rows that predict a supervised token come here, and go through a chunk at a time. How a row's
+log-probability depends on its logits is known in the forward pass, but how much the loss depends on that
+log-probability only after it; so the exponentials of as many rows as `KEPT_BYTES` hold stay for the backward pass,
+which then needs no second product with the vocabulary, and those of further rows are computed again. Memory: a chunk
+and `KEPT_BYTES`, however long the row and large the vocabulary. Sums over the vocabulary are fp32 whatever the
+precision of the matrix product.
 
 Shapes: R supervised rows, H width of the model, V vocabulary, c rows of a chunk.
 """
@@ -16,7 +19,9 @@ import torch
 from torch import Tensor
 
 CHUNK = 512
-"""Supervised rows whose logits exist at one time."""
+"""Supervised rows that go through the head at a time."""
+KEPT_BYTES = 1 << 29
+"""Room for the exponentials that stay between the forward and the backward pass of one pack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +34,15 @@ class Head:
     cap: float | None
 
 
-def row_logps(hidden: Tensor, target: Tensor, head: Head, chunk: int = CHUNK) -> Tensor:
+def row_logps(
+    hidden: Tensor, target: Tensor, head: Head, *, chunk: int = CHUNK, kept_bytes: int = KEPT_BYTES
+) -> Tensor:
     """Log-probability of each row's target: `[R, H]`, `[R]` -> float32 `[R]`."""
     dtype = torch.get_autocast_dtype(hidden.device.type) if _autocast(hidden) else hidden.dtype
-    return _RowLogps.apply(hidden.to(dtype), head.weight.to(dtype), head.bias, target, head.scale, head.cap, chunk)
+    kept = 0 if head.cap is not None else kept_bytes // (4 * len(head.weight))
+    return _RowLogps.apply(
+        hidden.to(dtype), head.weight.to(dtype), head.bias, target, head.scale, head.cap, chunk, kept
+    )
 
 
 def _autocast(x: Tensor) -> bool:
@@ -50,14 +60,18 @@ class _RowLogps(torch.autograd.Function):
         scale: float,
         cap: float | None,
         chunk: int,
+        kept: int,
     ) -> Tensor:
         logps = hidden.new_empty(len(target), dtype=torch.float32)
         log_sums = torch.empty_like(logps)
+        ctx.kept = []
         for part in _chunks(len(target), chunk):
             logits, _ = _logits(hidden[part], weight, bias, scale, cap)
             hit = logits.gather(1, target[part, None])[:, 0]
-            log_sums[part] = _log_sums(logits)
+            log_sums[part], sums = _exponentials(logits)
             logps[part] = hit - log_sums[part]
+            if any(ctx.needs_input_grad) and part.stop <= kept:
+                ctx.kept.append((logits, sums))
         ctx.save_for_backward(hidden, weight, bias, target, log_sums)
         ctx.scale, ctx.cap, ctx.chunk = scale, cap, chunk
         return logps
@@ -69,10 +83,16 @@ class _RowLogps(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden)
         d_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        for part in _chunks(len(target), ctx.chunk):
-            logits, slope = _logits(hidden[part], weight, bias, ctx.scale, ctx.cap)
-            d_logits = logits.sub_(log_sums[part, None]).exp_().mul_(-gradient[part, None])  # -g * softmax
-            d_logits.scatter_add_(1, target[part, None], gradient[part, None])  # + g at the target
+        kept, ctx.kept = ctx.kept, []  # overwritten below; a second backward pass computes them again
+        for number, part in enumerate(_chunks(len(target), ctx.chunk)):
+            g, slope = gradient[part, None], ctx.scale
+            if number < len(kept):
+                exponentials, sums = kept[number]
+                d_logits = exponentials.mul_(-g / sums)  # -g * softmax
+            else:
+                logits, slope = _logits(hidden[part], weight, bias, ctx.scale, ctx.cap)
+                d_logits = logits.sub_(log_sums[part, None]).exp_().mul_(-g)
+            d_logits.scatter_add_(1, target[part, None], g)  # + g at the target
             d_logits = d_logits * slope if isinstance(slope, Tensor) or slope != 1 else d_logits
             low = d_logits.to(hidden.dtype)
             d_hidden[part] = low @ weight
@@ -82,17 +102,18 @@ class _RowLogps(torch.autograd.Function):
                 d_weight += low.t() @ hidden[part]
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-        return d_hidden, d_weight.to(weight.dtype), d_bias, None, None, None, None
+        return d_hidden, d_weight.to(weight.dtype), d_bias, *[None] * 5
 
 
-def _log_sums(logits: Tensor) -> Tensor:
-    """Log of the sum of exponentials of each row of `[c, V]`, which it overwrites.
+def _exponentials(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn each row of `[c, V]` into exponentials of its distance to its peak; log-sums `[c]` and sums `[c, 1]`.
 
     In place, because a chunk is large enough that each temporary costs its pages anew: about twice as fast on a CPU as
     `logsumexp` at a vocabulary of 152k.
     """
     peak = logits.amax(-1, keepdim=True)
-    return logits.sub_(peak).exp_().sum(-1).log_().add_(peak[:, 0])
+    sums = logits.sub_(peak).exp_().sum(-1, keepdim=True)
+    return (sums.log() + peak)[:, 0], sums
 
 
 def _logits(
