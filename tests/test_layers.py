@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = ("training", "assets", "pipeline")
 ORDER = (
-    "errors config geometry sharding data ledger receipt parallel attention head adapter weights model scores loss "
-    "reference step checkpoint export evaluate setup loop attempt convert run ranks"
+    "errors config geometry sharding data ledger receipt parallel attention head compiling adapter weights model "
+    "scores loss reference step checkpoint export evaluate setup loop attempt convert run ranks"
 ).split()
 TORCH_FREE = {"errors", "config", "geometry", "sharding", "data", "ledger", "receipt"}
 SAYS_NOTHING = {"utils", "helpers", "common", "misc"}

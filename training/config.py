@@ -77,6 +77,8 @@ class ModelConfig(Section):
     """Precision of the forward and backward pass; weights and optimizer state stay fp32."""
     checkpointing: bool = False
     """Recompute activations in the backward pass."""
+    compile: bool = False
+    """Compile norms and feed-forward blocks; needs a C++ compiler on a CPU, triton on a GPU."""
     lora: LoraConfig | None = None
     """Train an adapter instead of the whole model."""
 

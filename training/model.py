@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from training import adapter
 from training.attention import Packed, register
+from training.compiling import compile_parts
 from training.config import ModelConfig
 from training.errors import ModelError
 from training.head import Head
@@ -96,6 +97,8 @@ def load_model(config: ModelConfig, device: Device, world: World = ALONE, seed: 
     def change(module: PreTrainedModel) -> None:
         if config.checkpointing:
             module.activation_checkpointing_enable({"use_reentrant": False})
+        if config.compile:
+            compile_parts(module, device)
         if config.lora is not None:
             adapter.inject(module, config.lora, seed)
 

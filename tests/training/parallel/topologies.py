@@ -51,6 +51,7 @@ VARIANTS: dict[str, tuple[str, Sections]] = {
         {"model": {"lora": ADAPTER}, "objective": {"reference": "live", "losses": {"sigmoid": 1.0, "ipo": 0.1}}},
     ),
     "recomputed activations": ("windowed", {"model": {"checkpointing": True}}),
+    "compiled parts": ("plain", {"model": {"compile": True}}),
     "mixture of experts": ("mixture", {"optimizer": {"eps": 1e-6}}),
     "bf16": ("plain", {"model": {"dtype": "bf16"}}),
 }
