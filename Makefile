@@ -43,7 +43,7 @@ ui: $(INSTALLED) ## the Dagster UI on 127.0.0.1
 	@$(BIN)/pairledger ui
 
 bench: $(INSTALLED) ## every benchmark; results in benchmarks/results
-	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+	@for script in benchmarks/*.py; do $(BIN)/python -m benchmarks.$$(basename $$script .py) || exit 1; done
 
 test-slow: $(INSTALLED) ## what takes longer than the everyday suite allows
 	@$(BIN)/python -m pytest -q -m slow

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,13 @@ def place(tmp_path_factory) -> Path:
     return place
 
 
+def configured(place: Path, store: str, *, processes: int, degree: str, epochs: int = 2) -> Path:
+    """A RUN.toml called as its store."""
+    path = place / f"{store}.toml"
+    path.write_text(RUN.format(epochs=epochs, processes=processes, degree=degree))
+    return path
+
+
 def start(
     place: Path,
     store: str,
@@ -66,7 +74,7 @@ def start(
     """`pairledger train`, with `patch` run in the second rank before anything else."""
     folder = place / store
     folder.mkdir(exist_ok=True)
-    (place / f"{store}.toml").write_text(RUN.format(epochs=epochs, processes=processes, degree=degree))
+    config = configured(place, store, processes=processes, degree=degree, epochs=epochs)
     (folder / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n    {patch}\n")
     return subprocess.Popen(
         [
@@ -75,7 +83,7 @@ def start(
             "pipeline.cli",
             "train",
             "--config",
-            str(place / f"{store}.toml"),
+            str(config),
             "--store",
             str(folder),
         ],
@@ -126,15 +134,23 @@ def gone(process: subprocess.Popen[str]) -> bool:
     return not subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, check=False).stdout
 
 
-def test_two_ranks_finish_with_the_ledger_of_one(place: Path) -> None:
-    code, said = finished(start(place, "one", processes=1))
+@pytest.fixture(scope="module")
+def alone(place: Path) -> list[StepRecord]:
+    """The lines of one process."""
+    code, said = finished(start(place, "alone", processes=1))
     assert code == 0, said
+    made = lines(place, "alone")
+    assert len(made) == 8
+    return made
+
+
+def test_two_ranks_finish_with_the_ledger_of_one(place: Path, alone: list[StepRecord]) -> None:
     for degree in ("dp_shard", "ulysses", "cp"):
         code, said = finished(start(place, degree, degree=degree))
         assert code == 0, said
         assert len(re.findall("^step 1/8", said, re.M)) == 1  # the first rank speaks for all
         assert said.count('"run_id"') == 1
-        for a, b in zip(lines(place, "one"), lines(place, degree), strict=True):
+        for a, b in zip(alone, lines(place, degree), strict=True):
             assert a.counters and b.counters
             assert (a.counters.source_tokens, a.counters.loss_tokens) == (
                 b.counters.source_tokens,
@@ -144,7 +160,34 @@ def test_two_ranks_finish_with_the_ledger_of_one(place: Path) -> None:
         assert list((place / degree).glob("runs/*/export/model.safetensors"))
 
 
-def test_stopped_on_one_topology_it_resumes_on_another(place: Path) -> None:
+def test_two_agents_that_meet_share_a_run(place: Path, alone: list[StepRecord]) -> None:
+    """As on two machines: each starts half of the ranks, one rank leads, and the ledger is that of one process."""
+    config = configured(place, "met", processes=2, degree="dp_shard")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["-m", "training.ranks", "--config", str(config), "--store", str(place / "met")]
+    agents = [
+        subprocess.Popen(
+            [sys.executable, *words, "--nodes", "2", "--rendezvous", meeting],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for _ in range(2)
+    ]
+    ended = [finished(agent) for agent in agents]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert sum(said.count('"run_id"') for _, said in ended) == 1
+    for a, b in zip(alone, lines(place, "met"), strict=True):
+        assert b.counters and a.counters and b.ranks_reported == 2
+        assert (a.counters.source_tokens, a.counters.pairs) == (b.counters.source_tokens, b.counters.pairs)
+        assert b.loss == pytest.approx(a.loss, rel=1e-5)
+
+
+def test_stopped_on_one_topology_it_resumes_on_another(place: Path, alone: list[StepRecord]) -> None:
     """Same pairs, and losses within fp32 rounding of the unbroken run's."""
     process = start(place, "moved", epochs=40)
     until(process, "step 2/")
@@ -155,11 +198,8 @@ def test_stopped_on_one_topology_it_resumes_on_another(place: Path) -> None:
     reached = int(checkpoint.name.removeprefix("step_"))
     code, said = finished(start(place, "moved", degree="cp"))
     assert code == 0 and f"resumed from {checkpoint}" in said, said
-    one = start(place, "whole", processes=1)
-    assert finished(one)[0] == 0
-    moved, whole = lines(place, "moved"), lines(place, "whole")
-    assert len(whole) == 8 and reached >= 2
-    for a, b in zip(whole, moved, strict=False):
+    assert reached >= 2
+    for a, b in zip(alone, lines(place, "moved"), strict=False):
         assert sorted(p.row for p in a.pairs) == sorted(p.row for p in b.pairs)
         assert a.loss == pytest.approx(b.loss, rel=1e-4)
 
