@@ -76,18 +76,15 @@ def start(
     folder.mkdir(exist_ok=True)
     config = configured(place, store, processes=processes, degree=degree, epochs=epochs)
     (folder / "sitecustomize.py").write_text(f"import os\nif os.environ.get('RANK') == '1':\n    {patch}\n")
+    return launched(config, folder)
+
+
+def launched(config: Path, store: Path) -> subprocess.Popen[str]:
+    """`pairledger train` in a session of its own; what lies in the store is imported first."""
+    words = ["-m", "pipeline.cli", "train", "--config", str(config), "--store", str(store)]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "pipeline.cli",
-            "train",
-            "--config",
-            str(config),
-            "--store",
-            str(folder),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        [sys.executable, *words],
+        env={**os.environ, "PYTHONPATH": f"{store}:{ROOT}", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         cwd=ROOT,
         text=True,
         stdout=subprocess.PIPE,
@@ -96,8 +93,8 @@ def start(
     )
 
 
-def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=120)
+def finished(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str]:
+    said, _ = process.communicate(timeout=seconds)
     return process.returncode, said
 
 

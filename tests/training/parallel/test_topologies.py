@@ -42,8 +42,8 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return found
 
 
-def test_losses_gradients_and_weights_are_those_of_one_process(found: dict[str, Any]) -> None:
-    """Two epochs; relative L2 distance of each tensor at most 2e-6 in fp32.
+def test_losses_scores_gradients_and_weights_are_those_of_one_process(found: dict[str, Any]) -> None:
+    """Two epochs; relative L2 distance of each tensor at most 2e-6 in fp32, and of the scores of all pairs beforehand.
 
     Full weights, an adapter, live references, recomputed activations, experts. bf16 keeps 8 bits of a product, so that
     sums taken in another order differ by about 2 ** -8 = 4e-3 of each; the second step's gradients are taken at weights
@@ -53,7 +53,7 @@ def test_losses_gradients_and_weights_are_those_of_one_process(found: dict[str, 
     """
     for topology, run in found.items():
         tolerance = 8e-3 if topology.startswith("bf16") else 2e-6
-        for kind in ("gradients", "weights"):
+        for kind in ("scores", "gradients", "weights"):
             distance, smallest = run[kind]
             twice = 2.5 if (topology[:4], kind) == ("bf16", "gradients") else 1
             assert distance <= twice * tolerance and smallest > 1e-4, (topology, kind, distance, smallest)

@@ -32,6 +32,7 @@ from training.parallel.device import pick
 from training.parallel.fsdp import whole
 from training.parallel.mesh import ALONE, World, world_of
 from training.parallel.ulysses import scatter_heads
+from training.reference import score_pairs
 from training.scores import open_policy
 from training.step import build_optimizer
 
@@ -171,6 +172,16 @@ def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict
     live = config.objective.reference == "live"
     frozen = frozen_policy(policy, config.model, CPU, world) if live else None
     built = build_optimizer(policy.module, config.optimizer)
+    scores = score_pairs(
+        policy,
+        lambda index: data.pairs[index],
+        [len(p.prompt_ids) + len(p.chosen_ids) + len(p.rejected_ids) for p in data.pairs],
+        room=64,
+        layout="shared",
+        precision=config.model.dtype,
+        device=CPU,
+        world=world,
+    )
     optimizer = Watched(built.param_groups, betas=config.optimizer.betas, eps=config.optimizer.eps)
     rng = np.random.default_rng(5)
     work = Work(
@@ -198,6 +209,7 @@ def trained(model: Path, world: World, folder: Path, sections: Sections) -> dict
     return {
         "collectives": dict(made.count),
         "whole": len(loads),
+        "scores": torch.from_numpy(scores),
         "layers": policy.module.config.num_hidden_layers,
         "records": read_ledger(lines)[0] if writer else [],
         "gradients": optimizer.gradients,
@@ -239,6 +251,7 @@ def compared(topology: Topology, one: Mapping[str, Any], many: Mapping[str, Any]
         "whole": many["whole"],
         "documented": documented(topology, many["layers"], packs, len(steps)),
         "steps": steps,
+        "scores": distance([many["scores"]], [one["scores"]]),
         "gradients": distance(many["gradients"], one["gradients"]),
         "weights": distance(many["weights"], one["weights"]),
     }
