@@ -25,6 +25,8 @@ from training.ledger.record import StepRecord
 log = logging.getLogger(__name__)
 
 STEPS = "steps.jsonl"
+RESERVE = ".reserve"
+"""A file that is taken away when an attempt ends, so that a full disk has room for how it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ def open_attempt(run_dir: str | Path, *, config_toml: str, facts: AttemptFacts) 
         staged.chmod(0o755)
         (staged / "config.toml").write_text(config_toml, encoding="utf-8")
         write_facts(staged / ATTEMPT, facts)
+        (staged / RESERVE).write_bytes(os.urandom(8192))  # no file system makes nothing of it
         while True:
             number = max((int(p.name) for p in attempts.iterdir() if p.name.isdigit()), default=0) + 1
             try:
@@ -70,10 +73,17 @@ def open_attempt(run_dir: str | Path, *, config_toml: str, facts: AttemptFacts) 
 
 
 def close_attempt(attempt: Attempt, *, outcome: str, gaps: Sequence[str] = ()) -> None:
-    """Record how an attempt ended (`finished`, `stopped` or `failed`) and what its ledger could not keep in time."""
+    """Record how an attempt ended (`finished`, `stopped` or `failed`) and what its ledger could not keep in time.
+
+    A disk that refuses even that leaves the attempt as one that was killed, with a warning.
+    """
     path = attempt.folder / ATTEMPT
     ended = {"ended_at": datetime.now(UTC), "outcome": outcome, "gap": "; ".join(gaps) or None}
-    write_facts(path, read_facts(path, AttemptFacts).model_copy(update=ended))
+    try:
+        (attempt.folder / RESERVE).unlink(missing_ok=True)
+        write_facts(path, read_facts(path, AttemptFacts).model_copy(update=ended))
+    except OSError as error:
+        log.warning("%s: that the attempt %s is not recorded: %s", path, outcome, error.strerror)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,8 @@ class Place:
 def make_place(folder: Path) -> Place:
     """Ninety-six pairs of two sources in two datasets."""
     write_tokenizer(folder / "tokenizer")
-    write_model(folder / "model", vocab_size=load_tokenizer(folder / "tokenizer").vocab_size)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    write_model(folder / "model", vocab_size=load_tokenizer(folder / "tokenizer").vocab_size, **small)
     for source, first in (("low", 10), ("high", 500)):
         asked = [(n, f"Which is larger, {n} or {n + 1}?") for n in range(first, first + 48)]
         rows = [{"prompt": text, "chosen": f"{n + 1}", "rejected": f"{n} is larger"} for n, text in asked]
