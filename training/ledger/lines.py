@@ -33,6 +33,8 @@ TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 NESTED = {"sources": SOURCE, "pairs": PAIR}
 BLOCK = 1 << 24
 """Bytes of a ledger that become rows at once."""
+NAMED = 5
+"""Lines of a block that a refusal names."""
 
 
 def _declared(columns: Mapping[str, Column]) -> list[tuple[str, pa.DataType]]:
@@ -112,12 +114,16 @@ def read_lines(block: bytes, path: Path, first: int) -> pa.Table:
 
 def _strict(lines: Sequence[bytes], path: Path, first: int) -> pa.Table:
     rows: list[dict[str, Any]] = []
+    faults: list[str] = []
     for number, line in enumerate(lines, first):
         try:
             values = parse_line(line)
         except LedgerError as error:
-            raise LedgerError(f"{path}:{number}: {error}") from None
-        rows.append({**values, "format": FORMAT, "ended_at": utc(values["ended_at"])})
+            faults.append(f"{path}:{number}: {error}")
+        else:
+            rows.append({**values, "format": FORMAT, "ended_at": utc(values["ended_at"])})
+    if faults:
+        raise LedgerError("; ".join(faults[:NAMED]) + (f"; and {len(faults) - NAMED} more" if faults[NAMED:] else ""))
     return pa.Table.from_pylist(rows, LINES)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,36 @@ def test_malformed_metadata_is_a_reason_not_an_exception(
 ) -> None:
     found = foreign_batch(boundaries, labels, pack_tokens=16, tail=tail)
     assert isinstance(found, Unknown) and said in found.reason
+
+
+def test_case_tokens_include_pad() -> None:
+    """Sequences of 7 and 3 tokens with answers of 4 and 2, padded to 8: slots 16, real 10, scored 6, padding 6."""
+    rows = [
+        known([0, n, 8], [IGNORED] * (n - a) + [1] * a + [IGNORED] * (8 - n), tail=8 - n, pack_tokens=8)
+        for n, a in ((7, 4), (3, 2))
+    ]
+    both = add(rows)
+    assert isinstance(both, ForeignReading)
+    assert (both.physical_tokens, both.source_tokens, both.loss_tokens) == (16, 10, 6)
+    assert both.physical_tokens - both.source_tokens == 6 and both.aligned_tokens == 10
+
+
+@pytest.mark.parametrize("tokens", [2**24 + 1, 2**31 + 1])
+def test_vector_10_rows_of_any_size_are_counted_exactly(tokens: int) -> None:
+    row = replace(known([0, 3, 5], [1] * 5), physical_tokens=tokens, aligned_tokens=tokens, source_tokens=tokens)
+    total = add([row, row, row])
+    assert isinstance(total, ForeignReading) and total.source_tokens == 3 * tokens
+
+
+@pytest.mark.parametrize(("lengths", "multiple"), [([1], 1), ([1, 1, 1], 2), ([7, 1, 7], 4), ([2, 9], 8)])
+def test_vectors_1_to_5_with_other_documents(lengths: list[int], multiple: int) -> None:
+    """Whatever the documents: the generic shift loses one label a row, the pair shift one a document."""
+    boundaries = [0, *np.cumsum(lengths).tolist()]
+    total = sum(lengths)
+    reading = known(boundaries, [1] * total, tail=0, ulysses=multiple, pack_tokens=64)
+    assert (reading.shifted_label_tokens, reading.loss_tokens) == (total - 1, total - len(lengths))
+    assert reading.physical_tokens == -(-total // multiple) * multiple
+    assert reading.sum_document_tokens_squared == sum(n * n for n in lengths)
 
 
 def test_arrays_are_taken_as_they_are() -> None:

@@ -130,6 +130,22 @@ def test_sources_that_do_not_add_up_are_noticed() -> None:
     assert "pairs of the sources add up to 1, the step has 2" in found.reason
 
 
+def test_what_is_measured_is_not_changed() -> None:
+    """The packs' arrays may not even be written to, and are the same afterwards, byte for byte."""
+    packs = [lay_out([A, B], multiple=4), lay_out([B])]
+    arrays = [
+        value
+        for pack in packs
+        for name in pack.__dataclass_fields__
+        if isinstance(value := getattr(pack, name), np.ndarray)
+    ]
+    before = [array.tobytes() for array in arrays]
+    for array in arrays:
+        array.setflags(write=False)
+    assert len(arrays) > 6 and isinstance(measure(packs, [["a", "b"], ["b"]], pack_tokens=32, model=TINY), Reading)
+    assert [array.tobytes() for array in arrays] == before
+
+
 def test_a_fault_in_the_counting_does_not_reach_training(caplog: pytest.LogCaptureFixture) -> None:
     found = measure([lay_out([A, B])], [["a"]], pack_tokens=32)  # a source is missing
     assert isinstance(found, Unknown)
