@@ -1,5 +1,6 @@
 """The account: every run's steps in DuckDB, joined to the data they came from, and what it says at a glance."""
 
+import base64
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,12 @@ from assets.reporting import markdown_table, plainly, portable
 from assets.store import ShardStore, TokenLedger
 from training.data.fingerprint import fp
 from training.errors import LedgerError
+from training.ledger.charts import Picture, png
+from training.ledger.pictures import pictures as report
 
 OWNERS = ["team:pairledger"]
+SMALL = 90
+"""Dots an inch of a picture on an asset's page."""
 
 COUNTS = """
 select 'run' as name, count(*) from run union all select 'attempt', count(*) from attempt
@@ -41,6 +46,7 @@ FILL = """
 select run_id, step, pack_fill from step_rates
 where run_id in (select run_id from run order by created_at desc limit 5) order by run_id, step
 """
+NEWEST = "select run_id from run_summary where steps > 0 order by created_at desc, run_id limit 1"
 
 
 @plainly()
@@ -68,12 +74,16 @@ def token_ledger(store: ShardStore, ledger: TokenLedger) -> dg.MaterializeResult
 
 @plainly()
 def fill_report(ledger: TokenLedger) -> dg.MaterializeResult:
-    """How full packs were, and how much of what was computed was learned from, by run and source."""
+    """How full packs were, and how much of what was computed was learned from, by run and source.
+
+    The newest run's pictures are those of `pairledger report`.
+    """
     columns, rows = ledger.query(TOTALS)
     totals = dict(zip(columns, rows[0], strict=True))
     if not totals["steps"]:
         raise LedgerError("no run has recorded a step yet, so there is nothing to report; train first, then load")
     runs, sources = ledger.query(RUNS), ledger.query(SOURCES)
+    ((newest,),) = ledger.query(NEWEST)[1]
     return dg.MaterializeResult(
         data_version=dg.DataVersion(fp("report", [[str(value) for value in row] for row in (*runs[1], *sources[1])])),
         metadata=portable(
@@ -83,6 +93,8 @@ def fill_report(ledger: TokenLedger) -> dg.MaterializeResult:
                 "runs": markdown_table(*runs),
                 "sources": markdown_table(*sources),
                 "fill": _fill(ledger.query(FILL)[1]),
+                "newest_run": newest,
+                **{f"newest_run/{name}": _embedded(picture) for name, picture in report(ledger.root, newest).items()},
             }
         ),
     )
@@ -96,6 +108,13 @@ def _fill(rows: list[tuple[Any, ...]]) -> dg.MarkdownMetadataValue:
         for name, points in own.items()
     }
     return pictures.lines("pack fill by step, newest runs", series, x="step", y="share of tokens")
+
+
+def _embedded(picture: Picture) -> dg.MarkdownMetadataValue:
+    data = base64.b64encode(png(picture, SMALL)).decode()
+    return dg.MetadataValue.md(
+        f"![{picture.title}](data:image/png;base64,{data})\n\n{picture.title}. {picture.caption}"
+    )
 
 
 def _sentences(lines: list[str]) -> dg.MarkdownMetadataValue | None:

@@ -9,7 +9,7 @@ never one by one: benchmarks/results says how fast.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ def snapshot(store_root: str | Path) -> Path:
     return current(Path(store_root) / "ledger")
 
 
-def query(store_root: str | Path, sql: str, params: Sequence[Any] = ()) -> tuple[list[str], list[tuple[Any, ...]]]:
+def query(
+    store_root: str | Path, sql: str, params: Sequence[Any] | Mapping[str, Any] = ()
+) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Column names and rows of one query of the newest published database; it can read nothing else, nor write.
 
     Raises:
@@ -60,7 +62,7 @@ def query(store_root: str | Path, sql: str, params: Sequence[Any] = ()) -> tuple
     """
     with open_snapshot(Path(store_root) / "ledger") as connection:
         try:
-            found = connection.execute(sql, list(params))
+            found = connection.execute(sql, dict(params) if isinstance(params, Mapping) else list(params))
             return [name for name, *_ in found.description or ()], found.fetchall()
         except duckdb.Error as error:
             raise LedgerError(f"the query was refused: {str(error).strip()}") from None

@@ -8,13 +8,14 @@
      4    a      1      1       1     |      3          4       1 + 1       2, 2     (held out)
 
 Steps 1 to 4 take rows 0 1, 2 3, 1 2, 0 3 in packs of at most 16 tokens: two packs in step 1, one in each other.
+A pair's margin is (-10 + 12) - (-11 + 11.5) = 1.5 nats, but (-13 + 12) - 0.5 = -1.5 for row 3.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from blake3 import blake3
 from tests.training.ledger.records import record
 from training.geometry import Counters
 from training.ledger.facts import AttemptFacts, RunFacts, UsedDataset, write_facts
+from training.ledger.meter import SourceCounts
 from training.ledger.record import PairRow, SourceRow, StepRecord
+from training.ledger.store import query
+from training.ledger.validation import ValidationRow, append_validation
 from training.ledger.writer import Attempt, LedgerWriter, close_attempt, open_attempt
 
 DATASET = "ds1:" + "d" * 32
@@ -82,7 +86,7 @@ def step(number: int, attempt: int = 1, **changes: Any) -> StepRecord:
             row=row,
             pair_id=f"pair1:{row}",
             occurrence=times,
-            policy_chosen_logp=-10.0,
+            policy_chosen_logp=-13.0 if row == 3 else -10.0,
             policy_rejected_logp=-12.0,
             reference_chosen_logp=-11.0,
             reference_rejected_logp=-11.5,
@@ -110,6 +114,15 @@ def step(number: int, attempt: int = 1, **changes: Any) -> StepRecord:
         pairs=pairs,
     )
     return replace(made, **changes)
+
+
+def unknown(record: StepRecord, reason: str) -> StepRecord:
+    """A step of two ranks of which one could not count."""
+    counted = [f.name for f in fields(SourceCounts)]
+    sources = tuple(replace(row, **dict.fromkeys(counted)) for row in record.sources)
+    return replace(
+        record, counters=None, flops=None, unknown_reason=reason, ranks_expected=2, loss=float("nan"), sources=sources
+    )
 
 
 def write_dataset(folder: Path, fingerprint: str = DATASET, locators: str = "file.jsonl") -> Path:
@@ -190,9 +203,11 @@ def start(run_dir: Path, from_step: int = 1, **changes: Any) -> Attempt:
     return open_attempt(run_dir, config_toml="", facts=facts.model_copy(update=changes))
 
 
-def train(run_dir: Path, steps: Iterable[StepRecord], from_step: int = 1, outcome: str | None = "finished") -> Attempt:
+def train(
+    run_dir: Path, steps: Iterable[StepRecord], from_step: int = 1, outcome: str | None = "finished", **changes: Any
+) -> Attempt:
     """One attempt that writes these steps; an outcome of None is a process that was killed."""
-    attempt = start(run_dir, from_step)
+    attempt = start(run_dir, from_step, **changes)
     writer = LedgerWriter(attempt.steps)
     for one in steps:
         writer.append(replace(one, attempt=attempt.number, run_id=run_dir.name))
@@ -207,3 +222,35 @@ def make_store(root: Path) -> Path:
     write_dataset(root / "datasets" / "a" / "2026-03-01" / "d")
     train(write_run(root), [step(number) for number in STEPS])
     return root
+
+
+def make_two_runs(root: Path) -> Path:
+    """The whole store, with held-out judgements and with a second run: killed after step 3, resumed at it, slow there.
+
+    The last step of the second run is unknown.
+    """
+    make_store(root)
+    judged = {"pairs": 4, "ties": 0, "chosen_reward_sum": 2.0, "rejected_reward_sum": 1.0, "loss_sum": 3.0}
+    rows = [ValidationRow(step=number, source="a", wins=wins, **judged) for number, wins in ((2, 3), (4, 4))]
+    append_validation(root / "runs" / "r" / "attempts" / "0001", rows)
+    run_dir = write_run(root, "s")
+    train(run_dir, [step(1), step(2), step(3)], outcome=None)
+    last = unknown(step(4), "rank 1: no labels")
+    train(run_dir, [step(3, compute_s=3.25), last], from_step=3, dagster_run_id="dagster-2")
+    return root
+
+
+TABLES = (
+    *("run", "run_dataset", "attempt", "step", "step_source", "step_pair", "validation", "predicted"),
+    *("dataset", "source", "shard", "pair", "quarantine", "loaded"),
+)
+
+
+def rows(store: Path, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a query of the newest snapshot."""
+    return query(store, sql)[1]
+
+
+def everything(store: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of every table."""
+    return {table: rows(store, f"select * from {table} order by all") for table in TABLES}
