@@ -1,12 +1,13 @@
 """How fast does a ledger load, and how long does a question to a large one take?
 
-    python benchmarks/ledger.py [--runs 25] [--store DIR]
+    python -m benchmarks.ledger [--runs 27] [--store DIR [--stage make|load|ask]]
 
-One dataset of two million pairs in twelve sources, and runs that each learn from all of it once, 64 pairs a step: 25
-runs are fifty million rows of `step_pair` and nine million of `step_source`. Lines are those of `StepRecord`; a second
-run's are the first's under another name, since making them takes longer than loading them. Loads everything into an
-empty database, as `pairledger ledger load` does, then asks every query of docs/sql.md, of one run where it names one.
-Without --store the files go to a temporary folder (0.6 GB a run, with the database). Writes
+One dataset of two million pairs in twelve sources, and runs that each learn from all of it once, 64 pairs a step: 27
+runs are 54 million rows of `step_pair` and ten million of `step_source`. Lines are those of `StepRecord`; a second
+run's are the first's under another name, since making them takes longer than loading them. Loads run by run into an
+empty database, then as `pairledger ledger load` does, and asks every query of docs/sql.md, of one run where it names
+one. Without --store the files go to a temporary folder (0.8 GB a run, with database and snapshot). The stages, one
+after another, do what one call does; loading goes on where it was stopped. Writes
 benchmarks/results/ledger_HARDWARE_YYYYMM.md.
 """
 
@@ -15,9 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
-import subprocess
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,13 +25,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
-from benchmarks.packing import RESULTS, hardware
+from benchmarks.measure import report
 from training.geometry import Counters
+from training.ledger.database import open_writer
 from training.ledger.facts import AttemptFacts, RunFacts, UsedDataset, write_facts
+from training.ledger.loader import Loader, LoadReport
 from training.ledger.record import PairRow, SourceRow, StepRecord
 from training.ledger.store import load, query
 from training.ledger.writer import close_attempt, open_attempt
@@ -41,6 +42,7 @@ SOURCES = tuple(f"source-{letter}" for letter in "abcdefghijkl")
 DATASET = "ds1:" + "d" * 32
 START = datetime(2026, 3, 1, tzinfo=UTC)
 COOKBOOK = Path(__file__).parents[1] / "docs" / "sql.md"
+RATES = "rates.jsonl"
 
 
 def pair_id(index: int) -> str:
@@ -171,54 +173,85 @@ def records(lengths: np.ndarray, source: np.ndarray) -> Iterator[StepRecord]:
 TOKENS = ("source_tokens", "logical_tokens", "loss_tokens", "chosen_loss_tokens", "rejected_loss_tokens")
 
 
-def write_runs(store: Path, runs: int, lengths: np.ndarray, source: np.ndarray) -> None:
-    """Run folders, each with its prediction and one finished attempt."""
-    first: Path | None = None
+def write_runs(store: Path, runs: int) -> None:
+    """Run folders that are missing, each with its prediction and one finished attempt."""
+    first = store / "runs" / "run-000"
     for number in range(runs):
-        run_id = f"run-{number:03d}"
-        run_dir = store / "runs" / run_id
-        run_dir.mkdir(parents=True)
+        run_dir = store / "runs" / f"run-{number:03d}"
+        if run_dir.exists():
+            continue
+        staged = store / "staged"  # a run is there as a whole or not at all
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
         used = UsedDataset(fingerprint=DATASET, path="datasets/s/2026-03-01/d")
         same = {"fingerprint": "run1:r", "plan": "plan1:p", "model": "mdl1:m", "reference": "ref1:f"}
-        facts = RunFacts(run_id=run_id, **same, layout="shared", created_at=START, datasets=(used,))  # pyright: ignore[reportArgumentType]
-        write_facts(run_dir / "run.json", facts)
+        facts = RunFacts(run_id=run_dir.name, **same, layout="shared", created_at=START, datasets=(used,))  # pyright: ignore[reportArgumentType]
+        write_facts(staged / "run.json", facts)
         began = AttemptFacts(from_step=1, started_at=START, device="cpu", pack_tokens=PACK, peak_flops=1e12)
-        attempt = open_attempt(run_dir, config_toml="", facts=began)
-        if first is None:
-            first, predicted = attempt.steps, list[dict[str, int]]()
-            with first.open("wb") as file:
-                for record in records(lengths, source):
-                    file.write(record.to_line().encode() + b"\n")
-                    counters = record.counters
-                    assert counters is not None
-                    counted = {name: getattr(counters, name) for name in Counters.__dataclass_fields__}
-                    predicted.append({"step": record.step, "epoch": 0, **counted})
-            table = pa.Table.from_pylist(predicted)
-            table = table.append_column("cost_max_over_mean", pa.array(np.ones(len(table))))
-            with pa.ipc.new_file(str(run_dir / "predicted.arrow"), table.schema) as writer:
-                writer.write_table(table)
+        attempt = open_attempt(staged, config_toml="", facts=began)
+        if number == 0:
+            write_first(staged / "predicted.arrow", attempt.steps)
         else:
-            own = b'"run_id":"%b"' % run_id.encode()
-            attempt.steps.write_bytes(first.read_bytes().replace(b'"run_id":"run-000"', own))
-            (run_dir / "predicted.arrow").write_bytes((first.parents[2] / "predicted.arrow").read_bytes())
+            own = b'"run_id":"%b"' % run_dir.name.encode()
+            lines = (first / "attempts" / "0001" / "steps.jsonl").read_bytes()
+            attempt.steps.write_bytes(lines.replace(b'"run_id":"run-000"', own))
+            shutil.copy(first / "predicted.arrow", staged)
         close_attempt(attempt, outcome="finished")
+        run_dir.parent.mkdir(exist_ok=True)
+        staged.rename(run_dir)
 
 
-def loading(store: Path) -> list[str]:
-    """Rows a second into an empty database, and what a load costs that finds nothing new."""
-    ledgers = sum(path.stat().st_size for path in store.glob("runs/*/attempts/*/steps.jsonl"))
-    lines = [f"Ledgers of {ledgers / 1e9:.1f} GB.", "", "| | rows | wall s | CPU s | rows a wall s | rows a CPU s |"]
-    lines.append("|-|-:|-:|-:|-:|-:|")
-    for what in ("everything into an empty database", "again, nothing new (every file is hashed)"):
+def write_first(prediction: Path, ledger: Path) -> None:
+    """The first run's ledger, and what was predicted of it."""
+    predicted: list[dict[str, int]] = []
+    with ledger.open("wb") as file:
+        for record in records(*drawn()):
+            file.write(record.to_line().encode() + b"\n")
+            counters = record.counters
+            assert counters is not None
+            counted = {name: getattr(counters, name) for name in Counters.__dataclass_fields__}
+            predicted.append({"step": record.step, "epoch": 0, **counted})
+    table = pa.Table.from_pylist(predicted).append_column("cost_max_over_mean", pa.array(np.ones(len(predicted))))
+    with pa.ipc.new_file(str(prediction), table.schema) as writer:
+        writer.write_table(table)
+
+
+def load_runs(store: Path) -> None:
+    """Load run by run into a database that grows, and note how long each took; what is loaded is not loaded again."""
+    (store / "ledger").mkdir(exist_ok=True)
+    for run_dir in sorted((store / "runs").iterdir()):
+        filled, connection = LoadReport(), open_writer(store / "ledger", 30)
         wall, cpu = time.perf_counter(), time.process_time()
-        rows = load(store).rows
-        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        rates = f"{rows / wall:,.0f} | {rows / cpu:,.0f}" if rows else "|"
-        lines.append(f"| {what} | {rows:,} | {wall:.1f} | {cpu:.1f} | {rates} |")
-    tables = ("step_pair", "step_source", "step", "pair")
-    sizes = [(name, query(store, f"select count(*) from {name}")[1][0][0]) for name in tables]
+        Loader(store, connection, filled).run(run_dir)
+        connection.close()
+        spent = time.perf_counter() - wall, time.process_time() - cpu
+        if filled.rows:
+            with (store / RATES).open("a") as file:
+                file.write(json.dumps([filled.rows, *spent]) + "\n")
+
+
+def loaded(store: Path) -> list[str]:
+    """Rows a second of the runs' loads, what a load costs that publishes, and one that finds nothing new."""
+    rows, wall, cpu = np.array([json.loads(line) for line in (store / RATES).open()]).T
+    began = time.perf_counter(), time.process_time()
+    load(store)  # datasets, and a snapshot
+    first = time.perf_counter() - began[0], time.process_time() - began[1]
+    began = time.perf_counter()
+    load(store)
+    again = time.perf_counter() - began
     size = (store / "ledger" / "writer.duckdb").stat().st_size
-    return [*lines, "", ", ".join(f"{name} {rows:,}" for name, rows in sizes) + f"; database {size / 1e9:.1f} GB."]
+    bytes_of = sum(path.stat().st_size for path in store.glob("runs/*/attempts/*/steps.jsonl"))
+    names = ("step_pair", "step_source", "step", "pair")
+    counts = [f"{name} {query(store, f'select count(*) from {name}')[1][0][0]:,}" for name in names]
+    return [
+        f"Ledgers of {bytes_of / 1e9:.1f} GB become {', '.join(counts)}; the database is {size / 1e9:.1f} GB.",
+        "",
+        f"- Loading {len(rows)} ledgers, {rows.sum():,.0f} rows: {rows.sum() / cpu.sum():,.0f} rows a CPU second "
+        f"(ledger by ledger {(rows / cpu).min():,.0f} to {(rows / cpu).max():,.0f}), {rows.sum() / wall.sum():,.0f} a "
+        f"wall second (ledger by ledger {(rows / wall).min():,.0f} to {(rows / wall).max():,.0f}).",
+        f"- Loading the dataset and publishing the snapshot: {first[0]:.1f} s, {first[1]:.1f} CPU s.",
+        f"- Loading when nothing is new, all ledgers hashed: {again:.1f} s.",
+    ]
 
 
 def asking(store: Path) -> list[str]:
@@ -226,11 +259,12 @@ def asking(store: Path) -> list[str]:
     queries = dict(re.findall(r"```sql\n-- (\w+)\n(.*?)```", COOKBOOK.read_text(encoding="utf-8"), flags=re.DOTALL))
     lines, slow = ["| query | rows | seconds | of |", "|-|-:|-:|-|"], 0
     for name, sql in queries.items():
-        own = re.sub(r"'[rs]'", "'run-001'", sql).replace("pair1:1", pair_id(77))
+        own = sql.replace("'r'", "'run-001'").replace("'s'", "'run-000'")
+        asked = own.replace("pair1:1", pair_id(77)).replace("file.jsonl:2", "pairs.jsonl:78")
         best, rows = float("inf"), 0
         for _ in range(2):
             began = time.perf_counter()
-            rows = len(query(store, own)[1])
+            rows = len(query(store, asked)[1])
             best = min(best, time.perf_counter() - began)
         one = own != sql
         slow += one and best > 2
@@ -238,38 +272,35 @@ def asking(store: Path) -> list[str]:
     return [*lines, "", f"Queries of one run that take more than 2 s: {slow}."]
 
 
-def measured(store: Path, runs: int) -> list[str]:
-    """Make what is missing of the store, load it, ask it."""
-    if not (store / "runs").exists():
-        lengths, source = drawn()
-        write_dataset(store / "datasets" / "s" / "2026-03-01" / "d", lengths, source)
-        write_runs(store, runs, lengths, source)
-    return [*loading(store), "", *asking(store)]
+def make(store: Path, runs: int) -> None:
+    """Write what is missing of the store."""
+    if not (store / "datasets").exists():
+        write_dataset(store / "datasets" / "s" / "2026-03-01" / "d", *drawn())
+    write_runs(store, runs)
 
 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=25, help="runs of two million pairs each")
+    parser.add_argument("--runs", type=int, default=27, help="runs of two million pairs each")
     parser.add_argument("--store", type=Path, help="folder to keep the files in, and to take them from when there")
+    parser.add_argument(
+        "--stage", choices=("make", "load", "ask"), help="one of the three stages, in a store that stays"
+    )
     given = parser.parse_args()
+    if given.stage and not given.store:
+        parser.error("--stage needs --store")
     with tempfile.TemporaryDirectory() as folder:
-        found = measured(given.store or Path(folder), given.runs)
-    machine, slug = hardware()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
-    now = datetime.now(UTC)
-    report = [
-        "# Loading and asking the ledger",
-        "",
-        f"{machine}; Python {platform.python_version()}, duckdb {duckdb.__version__}, pyarrow {pa.__version__}; commit "
-        f"{commit.stdout.strip() or 'unknown'}; {now:%Y-%m-%d}. Load average while it ran: {os.getloadavg()[2]:.1f}.",
-        "",
-        *found,
-        "",
-    ]
-    print("\n".join(report))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"ledger_{slug}_{now:%Y%m}.md").write_text("\n".join(report), encoding="utf-8")
+        store: Path = given.store or Path(folder)
+        if given.stage in (None, "make"):
+            make(store, given.runs)
+        if given.stage in (None, "load"):
+            load_runs(store)
+        if given.stage in (None, "ask"):
+            setting = report.setting(("duckdb", "pyarrow"), f"load average {os.getloadavg()[2]:.1f}")
+            report.write(
+                "ledger", ["# Loading and asking the ledger", "", setting, "", *loaded(store), "", *asking(store)]
+            )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How full are packs, how even are ranks, and what does it cost to plan ten million pairs?
 
-    python benchmarks/packing.py [--pairs 10000000]
+    python -m benchmarks.packing [--pairs 10000000]
 
 Lengths: real preference pairs (the ShareGPT sets below PAIRLEDGER_TEST_DATA, Qwen3 tokens, ChatML) drawn with
 replacement to 20,000; without that folder, log-normal ones. The ten million are drawn from the same. Prints, and writes
@@ -12,13 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
-import subprocess
 import tempfile
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +23,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.measure import report
 from training.config import DataConfig, PlanConfig, Topology
 from training.data.packing import predict
 from training.data.plan import StepPlan, make_plan, read_plan, write_plan
 
 PACK_TOKENS = 4096
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -163,16 +160,6 @@ def planning(lengths: np.ndarray, pairs: int) -> list[str]:
     return lines
 
 
-def hardware() -> tuple[str, str]:
-    """A sentence and a slug."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    model = next((line.split(":")[1].strip() for line in info.splitlines() if line.startswith("model name")), "")
-    model = model or platform.processor() or platform.machine()
-    cores = os.cpu_count()
-    slug = "-".join("".join(c if c.isalnum() else " " for c in model.lower()).split())
-    return f"{model}, {cores} cores", f"{slug}-{cores}c"
-
-
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -180,14 +167,10 @@ def main() -> None:
     pairs = parser.parse_args().pairs
     where, lengths = real_lengths()
     many = lengths[np.random.default_rng(0).integers(0, len(lengths), 20_000)]
-    machine, slug = hardware()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=RESULTS.parent)
-    now = datetime.now(UTC)
-    report = [
+    lines = [
         "# Packing and planning",
         "",
-        f"{machine}; Python {platform.python_version()}, numpy {np.__version__}, pyarrow {pa.__version__}; commit "
-        f"{commit.stdout.strip() or 'unknown'}; {now:%Y-%m-%d}.",
+        report.setting(("numpy", "pyarrow")),
         "",
         f"Lengths: {where}; {len(lengths)} pairs, mean {lengths.sum(1).mean():.0f} tokens in the shared layout, drawn "
         f"with replacement to {len(many):,}. Packs of {PACK_TOKENS} tokens. The last step is shorter. The bound is "
@@ -196,11 +179,8 @@ def main() -> None:
         *fills(many),
         "",
         *planning(lengths, pairs),
-        "",
     ]
-    print("\n".join(report))
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"packing_{slug}_{now:%Y%m}.md").write_text("\n".join(report), encoding="utf-8")
+    report.write("packing", lines)
 
 
 if __name__ == "__main__":

@@ -32,10 +32,10 @@ def commit() -> str:
     return (told[0] or "unknown") + (" with changes" if told[1] else "")
 
 
-def setting(packages: Sequence[str] = ("torch", "transformers")) -> str:
+def setting(packages: Sequence[str] = ("torch", "transformers"), threads: str = "one thread") -> str:
     """One line: hardware, versions, commit, date."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in packages]
-    machine = ", ".join([hardware()[0], "one thread"])
+    machine = ", ".join([hardware()[0], threads])
     return "; ".join([machine, f"Python {platform.python_version()}", *versions, f"commit {commit()}", _today()]) + "."
 
 
