@@ -5,11 +5,13 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+NPU := .venv-npu
+EMULATED := $(NPU)/.installed
 export DAGSTER_HOME ?= $(CURDIR)
 export DAGSTER_DISABLE_TELEMETRY := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-distributed check ui bench test-slow
+.PHONY: help install demo test test-distributed check ui bench test-slow test-npu
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -47,3 +49,13 @@ bench: $(INSTALLED) ## every benchmark; results in benchmarks/results
 
 test-slow: $(INSTALLED) ## what takes longer than the everyday suite allows
 	@$(BIN)/python -m pytest -q -m slow
+
+$(EMULATED): $(INSTALLED) tests/npu/machine.py $(wildcard tests/npu/cann/*.c)
+	@command -v cc >/dev/null && command -v nm >/dev/null || { echo "the emulated CANN is written in C: install a compiler (cc) and binutils (nm)"; exit 2; }
+	@$(BIN)/python -m venv --without-pip $(NPU)
+	@$(BIN)/python -m pip --python $(NPU)/bin/python install --quiet --no-deps --constraint constraints.txt torch-npu
+	@$(NPU)/bin/python tests/npu/machine.py $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+	@touch $@
+
+test-npu: $(EMULATED) ## torch_npu over an emulated Ascend runtime, in an environment of its own
+	@$(NPU)/bin/python -m pytest -q tests/npu

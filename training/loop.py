@@ -34,7 +34,7 @@ from training.ledger.validation import ValidationRow, append_validation
 from training.ledger.writer import LedgerWriter
 from training.model import Policy
 from training.parallel.agree import attempted, raise_first
-from training.parallel.device import Device
+from training.parallel.device import Device, sent
 from training.parallel.mesh import World
 from training.reference import Floats
 from training.scores import batch_of
@@ -276,8 +276,8 @@ def load(work: Work, step: int) -> Loaded:
         microbatches.append(
             Microbatch(
                 batch=batch,
-                reference=None if work.frozen else scores.to(work.device.torch, non_blocking=True),
-                tokens=torch.from_numpy(tokens.copy()).to(work.device.torch, non_blocking=True),
+                reference=None if work.frozen else sent(scores, work.device.torch),
+                tokens=sent(torch.from_numpy(tokens.copy()), work.device.torch),
             )
         )
     return Loaded(

@@ -22,7 +22,7 @@ from training.geometry import Layout, Pack, PairShape, lay_out, pack_ids
 from training.head import row_logps
 from training.model import Policy, load_model
 from training.parallel.collectives import all_to_all, join
-from training.parallel.device import Device
+from training.parallel.device import Device, sent
 from training.parallel.mesh import ALONE, World
 from training.sharding import deal_scores, shard
 from training.sharding import place as place_chunks
@@ -76,7 +76,7 @@ def place(
     ids = pack_ids(pack, pairs, 0)
 
     def tensor(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(device, non_blocking=True)
+        return sent(torch.from_numpy(values), device)
 
     rows_by_side = tuple(int(n) for n in np.bincount(pack.score_side, minlength=2 * pack.pairs))
     if world.team is None:

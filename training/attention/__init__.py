@@ -1,9 +1,10 @@
 """One attention function, registered with transformers as `pairledger`, with a kernel for each kind of device.
 
-A model loaded with `attn_implementation=NAME` calls `attend` in every layer, and builds no mask (the registered mask
-function returns None): which keys a query sees is said by the spans of the row alone. They reach the layers as the
-keyword `packed` of the model's call, which transformers hands through. Cost: the scores that the spans hold, never
-`total ** 2`.
+A model loaded with `attn_implementation=NAME` calls `attend` in every layer, and builds no mask: which keys a query
+sees is said by the spans of the row alone. No mask function is registered under that name, because for one that gives
+None transformers would still read the positions of the row, and have the host wait for the device. The spans reach the
+layers as the keyword `packed` of the model's call, which transformers hands through. Cost: the scores that the spans
+hold, never `total ** 2`.
 
 Shapes: T tokens of the row, Hq query heads, Hk key and value heads, D width of a head.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from training.attention.packed import Packed
 from training.errors import ModelError
@@ -31,7 +32,6 @@ __all__ = ["NAME", "Packed", "attend", "register"]
 def register() -> str:
     """Make `attend` known to transformers; gives the name to load a model with."""
     AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
     return NAME
 
 

@@ -1,18 +1,27 @@
 """Attention as one variable-length flash call a layer (`torch.nn.attention.varlen`).
 
 Queries and keys have borders of their own, so a shared prompt's keys may stand in several segments; the kernel is
-causal and aligned at the end. Flash kernels take half precision only: fp32 rows go span by span.
+causal and aligned at the end. Flash kernels take half precision, and heads whose width is a multiple of 8 up to 256:
+other rows go span by span.
+
+Source: `torch.nn.attention.varlen`; Dao 2023, FlashAttention-2, arXiv:2307.08691.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from training.attention import spans
 from training.attention.packed import Packed, borders
+from training.parallel.device import sent
+
+WIDEST = 256
+"""Widest head that the flash kernels take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,28 +35,42 @@ class Arguments:
     window: tuple[int, int]
 
 
-def arguments(packed: Packed, window: int | None, device: torch.device | None = None) -> Arguments:
+def arguments(packed: Packed, window: int | None, device: torch.device) -> Arguments:
     """The borders of a row's spans; `window` counts the query itself, the kernel's left window does not."""
     spans = packed.seen(window)
     cu_q, cu_k = borders([s.n for s in spans]), borders([s.m for s in spans])
     assert cu_q[-1] == packed.queries
     return Arguments(
-        cu_q=torch.tensor(cu_q, dtype=torch.int32, device=device),
-        cu_k=torch.tensor(cu_k, dtype=torch.int32, device=device),
+        cu_q=sent(torch.tensor(cu_q, dtype=torch.int32), device),
+        cu_k=sent(torch.tensor(cu_k, dtype=torch.int32), device),
         max_q=max(s.n for s in spans),
         max_k=max(s.m for s in spans),
         window=(-1 if window is None else window - 1, 0),
     )
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, packed: Packed, scale: float, window: int | None) -> Tensor:
-    """`[T, Hq, D]`, `[T, Hk, D]` twice -> `[T, Hq, D]`."""
-    if q.dtype == torch.float32:
-        return spans.attention(q, k, v, packed, scale, window)
-    from torch.nn.attention.varlen import varlen_attn
+def served(q: Tensor, v: Tensor) -> bool:
+    """Whether a flash kernel takes queries and values of this precision and width."""
+    width = q.shape[-1]
+    return q.dtype in (torch.bfloat16, torch.float16) and width == v.shape[-1] <= WIDEST and width % 8 == 0
 
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    packed: Packed,
+    scale: float,
+    window: int | None,
+    operator: Callable[..., Any] | None = None,
+) -> Tensor:
+    """`[T, Hq, D]`, `[T, Hk, D]` twice -> `[T, Hq, D]`; `operator` stands in for `varlen_attn` in tests."""
+    if operator is None:
+        if not served(q, v):
+            return spans.attention(q, k, v, packed, scale, window)
+        from torch.nn.attention.varlen import varlen_attn as operator
     told = packed.once(("varlen", window, q.device), lambda: arguments(packed, window, q.device))
-    out = varlen_attn(
+    out = operator(
         q.contiguous(),
         torch.cat(packed.keys(k, window)),
         torch.cat(packed.keys(v, window)),

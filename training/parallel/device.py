@@ -24,7 +24,7 @@ BACKENDS: dict[Kind, str] = {"cpu": "gloo", "gpu": "cpu:gloo,cuda:nccl", "npu": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device as torch names it, with the name a person knows it by."""
+    """A device as torch names it, with the name a person knows it by and the version of its vendor's library."""
 
     kind: Kind
     torch: torch.device
@@ -69,7 +69,9 @@ def available() -> list[Device]:
     """What is there, best first; the CPU always is."""
     found: list[Device] = []
     if torch.cuda.is_available():
-        found.append(Device(kind="gpu", torch=torch.device("cuda", 0), name=torch.cuda.get_device_name(0)))
+        version = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+        name = f"{torch.cuda.get_device_name(0)}, {version}"
+        found.append(Device(kind="gpu", torch=torch.device("cuda", 0), name=name))
     elif importlib.util.find_spec("torch_npu"):
         found += _npus()
     found.append(Device(kind="cpu", torch=torch.device("cpu"), name="cpu"))
@@ -87,7 +89,13 @@ def _npus() -> list[Device]:
     npu = torch.npu  # pyright: ignore[reportAttributeAccessIssue]  # torch_npu puts it there
     npu.config.allow_internal_format = False  # plain row-major layouts, so that views mean what they say
     npu.set_compile_mode(jit_compile=False)  # no compilation for each new shape
-    return [Device(kind="npu", torch=torch.device("npu", 0), name=npu.get_device_name(0))]
+    name = f"{npu.get_device_name(0)}, CANN {npu.utils.get_cann_version() or 'of unknown version'}"
+    return [Device(kind="npu", torch=torch.device("npu", 0), name=name)]
+
+
+def sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host tensor on a device. The copy leaves page-locked memory, so that the host does not wait for it."""
+    return x if device.type == "cpu" else x.pin_memory().to(device, non_blocking=True)
 
 
 def kind_of(device: torch.device) -> Kind:

@@ -1,14 +1,17 @@
-"""What each kernel is told of a row, and that a strict stand-in for the operator computes the same from it."""
+"""What each kernel tells its operator of a row, and that strict stand-ins for operators compute the same from it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import varlen
 
+from tests.training.attention.operators import fusion_attention, varlen_attention
 from training.attention import Packed, attend, cpu, gpu, npu
 from training.attention.packed import borders, ends, keep_mask
 from training.errors import ModelError
@@ -37,53 +40,10 @@ def dense(q: Tensor, k: Tensor, v: Tensor, row: Packed, scale: float, window: in
     return torch.stack(out)
 
 
-def tnd(query: Tensor, key: Tensor, value: Tensor, heads: int, layout: str, **told: Any) -> tuple[Tensor, ...]:
-    """`npu_fusion_attention` as documented, for what a packed causal row needs; anything else is an error."""
-    assert layout == "TND" and heads == query.shape[1] and told.pop("keep_prob") == 1.0
-    assert all(x.is_contiguous() for x in (query, key, value))
-    q_ends, k_ends = told.pop("actual_seq_qlen"), told.pop("actual_seq_kvlen")
-    for found, x in ((q_ends, query), (k_ends, key)):
-        assert type(found) is list and all(type(e) is int for e in found) and len(found) <= 1024
-        assert found[0] > 0 and found[-1] == len(x) and sorted(set(found)) == found
-    assert torch.equal(told.pop("atten_mask"), torch.triu(torch.ones(2048, 2048, dtype=torch.bool), diagonal=1))
-    scale, mode = told.pop("scale"), told.pop("sparse_mode")
-    before, after = (told.pop("pre_tockens"), told.pop("next_tockens")) if mode == 4 else (10**9, 0)
-    assert mode in (3, 4) and not told
-    out, q0, k0 = [], 0, 0
-    for q1, k1 in zip(q_ends, k_ends, strict=True):
-        place = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)
-        hide = (place < -after) | (place > before)
-        assert not hide.all(1).any()
-        k, v = (x[k0:k1].repeat_interleave(2, 1) for x in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query[q0:q1], k) * scale
-        out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hide, float("-inf")).softmax(-1), v))
-        q0, k0 = q1, k1
-    return torch.cat(out), query.new_empty(0)
-
-
-def varlen(query: Tensor, key: Tensor, value: Tensor, told: gpu.Arguments, scale: float) -> Tensor:
-    """`varlen_attn` as documented: borders with a leading 0, causal and aligned at the end, window to the left."""
-    left, right = told.window
-    cu_q, cu_k = told.cu_q.tolist(), told.cu_k.tolist()
-    assert told.cu_q.dtype == told.cu_k.dtype == torch.int32 and right == 0
-    out, lengths = [], []
-    for q0, q1, k0, k1 in zip(cu_q, cu_q[1:], cu_k, cu_k[1:], strict=False):
-        place = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)
-        hide = (place < 0) | ((place > left) if left >= 0 else torch.tensor(False))
-        k, v = (x[k0:k1].repeat_interleave(2, 1) for x in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", query[q0:q1], k) * scale
-        out.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(hide, float("-inf")).softmax(-1), v))
-        lengths.append((q1 - q0, k1 - k0))
-    assert (told.max_q, told.max_k) == tuple(map(max, zip(*lengths, strict=True)))
-    return torch.cat(out)
-
-
 KERNELS = {
     "cpu": cpu.attention,
-    "npu": lambda q, k, v, row, scale, window: npu.attention(q, k, v, row, scale, window, operator=tnd),
-    "gpu": lambda q, k, v, row, scale, window: varlen(
-        q, torch.cat(row.keys(k, window)), torch.cat(row.keys(v, window)), gpu.arguments(row, window), scale
-    ),
+    "npu": partial(npu.attention, operator=fusion_attention),
+    "gpu": partial(gpu.attention, operator=partial(varlen_attention, half=False)),
 }
 
 
@@ -151,13 +111,34 @@ def test_a_row_with_more_segments_than_a_call_takes_is_several_calls() -> None:
     assert [len(part.options["actual_seq_qlen"]) for part in parts] == [1024, 376]
     q, k, v = (x.detach() for x in qkv(row.total))
     torch.testing.assert_close(
-        npu.attention(q, k, v, row, 0.3, None, operator=tnd), cpu.attention(q, k, v, row, 0.3, None)
+        npu.attention(q, k, v, row, 0.3, None, operator=fusion_attention), cpu.attention(q, k, v, row, 0.3, None)
     )
 
 
-def test_a_window_is_counted_with_the_query_here_and_without_it_in_kernels() -> None:
+def test_flash_takes_half_precision_in_one_call_and_the_rest_goes_by_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def counted(query: Tensor, *rest: Any, **told: Any) -> Tensor:
+        calls.append(tuple(query.shape))
+        return varlen_attention(query, *rest, **told)
+
+    monkeypatch.setattr(varlen, "varlen_attn", counted)
     row = packed()
-    assert gpu.arguments(row, 3).window == (2, 0) and gpu.arguments(row, None).window == (-1, 0)
+    exact = [x.detach() for x in qkv(row.total)]
+    half = [x.bfloat16() for x in exact]
+    got = gpu.attention(*half, row, 0.3, None)
+    assert calls == [(row.total, 4, 8)] and got.dtype == torch.bfloat16
+    want = dense(*(x.float() for x in half), row, 0.3, None)
+    torch.testing.assert_close(got.float(), want, rtol=2**-7, atol=2**-8)
+    gpu.attention(*exact, row, 0.3, None)  # fp32
+    gpu.attention(*(x[..., :6] for x in half), row, 0.3, None)  # a width that is no multiple of 8
+    gpu.attention(half[0], half[1], half[2][..., :4], row, 0.3, None)  # values of another width
+    assert len(calls) == 1
+
+
+def test_a_window_is_counted_with_the_query_here_and_without_it_in_kernels() -> None:
+    row, host = packed(), torch.device("cpu")
+    assert gpu.arguments(row, 3, host).window == (2, 0) and gpu.arguments(row, None, host).window == (-1, 0)
     options = npu.calls(row, 3)[0].options
     assert (options["sparse_mode"], options["pre_tockens"], options["next_tockens"]) == (4, 2, 0)
 
